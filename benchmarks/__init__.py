@@ -1,0 +1,1 @@
+"""Measurements of speed and memory, on recordings of real environments."""

@@ -1,0 +1,237 @@
+"""Real environments, recorded once and played back as SB3 hands them to a replay buffer.
+
+A recording keeps the newest frame of every observation, not the whole stack: 100,000 Atari transitions are 0.7 GB
+instead of 5.6 GB, and some tens of megabytes on disk. :func:`transitions` rebuilds the stacks, bit for bit, reading
+a few hundred frames at a time, so that playing a recording hardly adds to the memory of the process that measures.
+
+    python -m benchmarks.recordings --names mspacman,pong --steps 25000
+
+records what is not in the cache yet; ``--check`` plays the real environment again and compares.
+"""
+
+from __future__ import annotations
+
+import argparse
+import zipfile
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from stable_baselines3.common.vec_env import VecEnv
+from tqdm import tqdm
+
+from benchmarks.environments import ATARI, ATARI_STACK, NAMES, make_env
+
+CACHE = Path(__file__).parent / ".cache"
+SEED = 0
+CHUNK_STEPS = 256
+
+Frames = npt.NDArray[np.uint8]
+
+
+class Transition(NamedTuple):
+    """The arguments of ``ReplayBuffer.add``, one row per environment."""
+
+    obs: Frames
+    next_obs: Frames
+    action: npt.NDArray[np.int64]
+    reward: npt.NDArray[np.float32]
+    done: npt.NDArray[np.bool_]
+    infos: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a uniformly random policy met in ``steps`` steps of ``n_envs`` environments."""
+
+    name: str
+    path: Path
+    steps: int
+    n_envs: int
+    stack: int
+    action_space: gym.spaces.Discrete
+    observation_space: gym.spaces.Box
+    actions: npt.NDArray[np.int64]
+    rewards: npt.NDArray[np.float32]
+    dones: npt.NDArray[np.bool_]
+    truncated: npt.NDArray[np.bool_]
+    last_frames: Frames
+    """The last frame of each episode, in the order of ``np.nonzero(dones)``."""
+
+    def frames(self) -> Iterator[Frames]:
+        """Yield the newest frame of every environment, (n_envs, height, width, channels), ``steps + 1`` times."""
+
+        def stored() -> Iterator[Frames]:
+            with np.load(self.path) as arrays:
+                for chunk in sorted(key for key in arrays.files if key.startswith("frames_")):
+                    yield from arrays[chunk]
+
+        return islice(stored(), self.steps + 1)
+
+
+def load_recording(name: str, steps: int, n_envs: int = 4) -> Recording:
+    """Load ``steps`` steps of a recording, which is made now where no cached one is long enough."""
+    for path in sorted(CACHE.glob(f"{name}-{n_envs}x*.npz")):
+        if int(path.stem.split("x")[-1]) >= steps:
+            return _read(path, name, steps, n_envs)
+    return _read(record(name, steps, n_envs), name, steps, n_envs)
+
+
+def transitions(recording: Recording) -> Iterator[Transition]:
+    """Rebuild every transition exactly as SB3's off-policy algorithms store it.
+
+    Like SB3's image pipeline, this hands out channel-first views of channel-last memory: a copy into a buffer costs
+    what it costs in training. ``infos`` has only what buffers read, ``TimeLimit.truncated``.
+    """
+    frames = recording.frames()
+    last_frames = iter(recording.last_frames)
+    newest = next(frames)
+    stacked = np.zeros((*newest.shape[:-1], newest.shape[-1] * recording.stack), np.uint8)
+    stacked[..., -newest.shape[-1] :] = newest
+
+    for step, newest in enumerate(frames):
+        channels = newest.shape[-1]
+        done = recording.dones[step]
+        following = np.concatenate((stacked[..., channels:], newest), axis=-1)
+        terminal = following.copy()
+        for env in np.flatnonzero(done):
+            terminal[env, ..., -channels:] = next(last_frames)
+            following[env, ..., :-channels] = 0
+        yield Transition(
+            _channel_first(stacked),
+            _channel_first(terminal),
+            recording.actions[step],
+            recording.rewards[step],
+            done,
+            [{"TimeLimit.truncated": bool(truncated)} for truncated in recording.truncated[step]],
+        )
+        stacked = following
+
+
+def play(env: VecEnv, steps: int, seed: int = SEED) -> Iterator[Transition]:
+    """Play at random and yield what SB3 stores: ``next_obs`` is the terminal observation where an episode ends."""
+    assert isinstance(env.action_space, gym.spaces.Discrete)
+    rng = np.random.default_rng(seed)
+    obs = env.reset()
+    for _ in range(steps):
+        action = rng.integers(env.action_space.n, size=env.num_envs)
+        new_obs, reward, done, infos = env.step(action)
+        next_obs = deepcopy(new_obs)
+        for i in np.flatnonzero(done):
+            next_obs[i] = infos[i]["terminal_observation"]
+        yield Transition(obs, next_obs, action, reward, done, infos)  # type: ignore[arg-type]  # never a Dict here
+        obs = new_obs
+
+
+def record(name: str, steps: int, n_envs: int = 4) -> Path:
+    """Play ``steps`` steps and write them to the cache."""
+    env = make_env(name, n_envs, SEED)
+    channels = env.observation_space.shape[0] // _stack(name)  # type: ignore[index]  # images have a shape
+    actions, rewards, dones, truncated, last_frames = [], [], [], [], []
+    chunk: list[Frames] = []
+
+    CACHE.mkdir(exist_ok=True)
+    path = CACHE / f"{name}-{n_envs}x{steps}.npz"
+    unfinished = path.with_suffix(".unfinished")
+    with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED, compresslevel=3) as archive:
+        # One step more than asked for: its observations are the successors of the last transition.
+        for step, transition in enumerate(tqdm(play(env, steps + 1), name, total=steps + 1, unit="step")):
+            chunk.append(_channel_last(transition.obs)[..., -channels:].copy())
+            if len(chunk) == CHUNK_STEPS or step == steps:
+                _write(archive, f"frames_{step // CHUNK_STEPS:05}", np.stack(chunk))
+                chunk.clear()
+            if step < steps:
+                actions.append(transition.action)
+                rewards.append(transition.reward)
+                dones.append(transition.done)
+                truncated.append([info["TimeLimit.truncated"] for info in transition.infos])
+                last_frames.extend(_channel_last(transition.next_obs)[transition.done, ..., -channels:])
+        _write(archive, "actions", np.array(actions))
+        _write(archive, "rewards", np.array(rewards))
+        _write(archive, "dones", np.array(dones))
+        _write(archive, "truncated", np.array(truncated))
+        _write(archive, "last_frames", np.array(last_frames, np.uint8))
+        _write(archive, "n_actions", np.array(env.action_space.n))  # type: ignore[attr-defined]  # play() checked it
+    env.close()
+    return unfinished.replace(path)
+
+
+def check(recording: Recording, steps: int) -> None:
+    """Compare the first ``steps`` rebuilt transitions with the real environment's; raise where they differ."""
+    env = make_env(recording.name, recording.n_envs, SEED)
+    pairs = zip(play(env, steps), transitions(recording), strict=False)
+    for step, (real, rebuilt) in enumerate(tqdm(pairs, f"checking {recording.name}", total=steps, unit="step")):
+        for field in ("obs", "next_obs", "action", "reward", "done"):
+            one, other = getattr(real, field), getattr(rebuilt, field)
+            if one.dtype != other.dtype or _layout(one) != _layout(other) or not np.array_equal(one, other):
+                raise AssertionError(f"{recording.name}: {field} of step {step} is not what the environment gave")
+        if [info["TimeLimit.truncated"] for info in real.infos] != [i["TimeLimit.truncated"] for i in rebuilt.infos]:
+            raise AssertionError(f"{recording.name}: infos of step {step} are not what the environment gave")
+    env.close()
+
+
+def _read(path: Path, name: str, steps: int, n_envs: int) -> Recording:
+    with np.load(path) as arrays:
+        height, width, channels = arrays["frames_00000"].shape[2:]
+        dones = arrays["dones"][:steps]
+        return Recording(
+            name=name,
+            path=path,
+            steps=steps,
+            n_envs=n_envs,
+            stack=_stack(name),
+            action_space=gym.spaces.Discrete(int(arrays["n_actions"])),
+            observation_space=gym.spaces.Box(0, 255, (channels * _stack(name), height, width), np.uint8),
+            actions=arrays["actions"][:steps],
+            rewards=arrays["rewards"][:steps],
+            dones=dones,
+            truncated=arrays["truncated"][:steps],
+            last_frames=arrays["last_frames"][: dones.sum()],
+        )
+
+
+def _stack(name: str) -> int:
+    return ATARI_STACK if name in ATARI else 1
+
+
+def _write(archive: zipfile.ZipFile, name: str, array: npt.NDArray[Any]) -> None:
+    with archive.open(f"{name}.npy", "w") as member:
+        np.lib.format.write_array(member, array)
+
+
+def _layout(array: npt.NDArray[Any]) -> list[int]:
+    return [stride for stride, length in zip(array.strides, array.shape, strict=True) if length > 1]
+
+
+def _channel_first(images: Frames) -> Frames:
+    return images.transpose(0, 3, 1, 2)
+
+
+def _channel_last(images: Frames) -> Frames:
+    return images.transpose(0, 2, 3, 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Record environments into the benchmarks' cache.")
+    parser.add_argument("--names", default=",".join(ATARI), help=f"comma-separated, of {','.join(NAMES)}")
+    parser.add_argument("--steps", type=int, default=25_000, help="steps of each environment (default: %(default)s)")
+    parser.add_argument("--n-envs", type=int, default=4, help="environments played at once (default: %(default)s)")
+    parser.add_argument("--check", type=int, default=0, metavar="STEPS", help="compare so many with the environment")
+    arguments = parser.parse_args()
+
+    for name in arguments.names.split(","):
+        recording = load_recording(name, arguments.steps, arguments.n_envs)
+        transition_count = recording.steps * recording.n_envs
+        print(f"{name}: {transition_count:,} transitions, {recording.path.stat().st_size / 1e6:.1f} MB on disk")
+        if arguments.check:
+            check(recording, min(arguments.check, recording.steps))
+
+
+if __name__ == "__main__":
+    main()

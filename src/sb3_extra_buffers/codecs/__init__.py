@@ -1,0 +1,1 @@
+"""Compression methods: one file each, the contract in :mod:`.base`, the names in :mod:`.registry`."""

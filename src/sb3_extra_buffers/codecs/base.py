@@ -1,0 +1,136 @@
+"""The contract between the storage layer and a compression method.
+
+A buffer cuts every observation into *frames* of equal size (an observation that is not a stack is one frame) and
+keeps, per environment, the frames in the order in which they arrived: a *lane*. ``frames_per_record`` consecutive
+frames of one lane make a *record*, the unit that a codec turns into bytes and back.
+
+Codecs work on batches of records, never on single ones, because the cost of a call from Python is larger than
+that of compressing a small frame. They see frames as plain bytes, so that every dtype survives bit for bit.
+
+Two rules let the store stay free of per-record headers:
+
+* A record whose encoded form would not be smaller is stored as it is, and a record of exactly ``record_bytes`` bytes
+  is therefore a raw one. :meth:`Codec.encode` and :meth:`Codec.decode` take care of that; the methods with an
+  underscore, which a codec implements, never meet a raw record when decoding.
+* What a record needs beside its own bytes (a key frame, a dictionary) is a *reference*, known by a number that the
+  store keeps next to the record and hands back to :meth:`Codec.release` when the record is gone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from sb3_extra_buffers.storage.frame_store import FrameStore
+
+Bytes = npt.NDArray[np.uint8]
+Indices = npt.NDArray[np.int64]
+
+NO_REFERENCE = 0
+"""The reference number of records that need nothing but their own bytes."""
+
+
+@dataclass(frozen=True)
+class FrameSpec:
+    """What one frame is: ``size`` elements of type ``dtype``."""
+
+    size: int
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+
+class Encoded(NamedTuple):
+    """Records as bytes: ``data`` holds them back to back, record ``i`` being ``lengths[i]`` bytes long."""
+
+    data: Bytes
+    lengths: Indices
+    references: Indices
+
+
+class Codec(ABC):
+    """One compression method, configured for frames of one kind.
+
+    Subclasses take ``(frame, *, option=default, ...)``; the registry builds them and turns a misspelt option into a
+    clear error. Instances hold only arrays and plain values, or drop the rest when pickled.
+    """
+
+    name: ClassVar[str]
+    """The method's name without a level, as users write it."""
+    levels: ClassVar[range | tuple[int, ...]] = ()
+    """Compression levels that the method accepts; empty where it has none."""
+
+    frames_per_record: int = 1
+
+    def __init__(self, frame: FrameSpec) -> None:
+        self.frame = frame
+
+    @property
+    def record_bytes(self) -> int:
+        """Size of a raw record."""
+        return self.frames_per_record * self.frame.nbytes
+
+    @property
+    def max_encoded_size(self) -> int:
+        """The most bytes that one record can take in the store."""
+        return self.record_bytes
+
+    @property
+    def label(self) -> str:
+        """The method as a user would write it, level included."""
+        return self.name
+
+    @property
+    def reference_bytes(self) -> int:
+        """Memory held by references now."""
+        return 0
+
+    def encode(self, records: Bytes, lanes: Indices) -> Encoded:
+        """Compress ``records``, an ``(n, record_bytes)`` array whose row ``i`` belongs to lane ``lanes[i]``."""
+        encoded = [self._encode_record(record) for record in records]
+        kept = [
+            data if len(data) < self.record_bytes else record for data, record in zip(encoded, records, strict=True)
+        ]
+        lengths = np.fromiter(map(len, kept), dtype=np.int64, count=len(kept))
+        data = np.frombuffer(b"".join(map(memoryview, kept)), dtype=np.uint8)  # type: ignore[arg-type]
+        return Encoded(data, lengths, np.full(len(kept), NO_REFERENCE))
+
+    def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
+        """Rebuild records into the rows of ``out``, an ``(n, record_bytes)`` array.
+
+        Record ``i`` lies at ``data[starts[i] : starts[i] + lengths[i]]``. Bytes that were not written by
+        :meth:`encode` raise :class:`~sb3_extra_buffers.errors.CorruptDataError`.
+        """
+        for row, start, length in zip(out, starts.tolist(), lengths.tolist(), strict=True):
+            payload = data[start : start + length]
+            row[:] = payload if length == self.record_bytes else self._decode_record(payload)
+
+    @abstractmethod
+    def _encode_record(self, record: Bytes) -> bytes | Bytes:
+        """One record as bytes, of any length."""
+
+    @abstractmethod
+    def _decode_record(self, payload: Bytes) -> Bytes:
+        """The ``record_bytes`` bytes that ``payload`` was made from."""
+
+    def gather(self, store: FrameStore, lanes: Indices, firsts: list[Indices], outs: list[Bytes]) -> None:
+        """Fill batches with runs of consecutive frames.
+
+        For each pair of ``firsts`` and ``outs``, row ``b`` of the ``(n, k, frame_bytes)`` array ``outs[i]`` gets the frames
+        ``firsts[i][b]`` to ``firsts[i][b] + k - 1`` of lane ``lanes[b]``. Passing several pairs together lets frames that
+        they share (an observation and its successor) be decoded once.
+        """
+        store.gather_records(lanes, firsts, outs)
+
+    def release(self, references: Indices) -> None:
+        """Forget one use of each reference; called when records leave the store."""
+
+    def clear(self) -> None:
+        """All records are gone. What was learnt from the data (references in use) may stay."""

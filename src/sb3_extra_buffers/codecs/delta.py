@@ -1,0 +1,187 @@
+"""``delta``: what changed since the frame before.
+
+A record is a chain of frames: the first as the words that differ from the lane's *reference frame*, each of the others as
+the words that differ from its predecessor. Words are 4 bytes of the frame, whatever its dtype, so the method is exact for
+all of them. A record consists of
+
+* per frame, the number of its changes as ``uint32``, or ``0xFFFFFFFF`` for a frame that is given as a whole;
+* the new words of all frames, one after the other, ``uint32``;
+* for each change, the number of unchanged words before it, ``uint8``. Where more than 255 words stay the same, an unchanged
+  word is written as if it had changed.
+
+All numbers are little-endian; a frame that does not end at a word is filled up with zeros.
+
+The reference frame of a lane is renewed when the changes that a newer one would have saved add up to its size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from sb3_extra_buffers.codecs.base import Bytes, Codec, Encoded, FrameSpec, Indices
+from sb3_extra_buffers.codecs.references import UseCounts
+from sb3_extra_buffers.compiled import load_kernels
+from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
+from sb3_extra_buffers.threads import run_in_slices
+
+if TYPE_CHECKING:
+    from sb3_extra_buffers.storage.frame_store import FrameStore
+
+Words = npt.NDArray[np.uint32]
+
+WHOLE = 0xFFFFFFFF
+_KERNELS = "sb3_extra_buffers.codecs.delta_kernels"
+
+
+class DeltaCodec(Codec):
+    """Changed words, in chains of ``frames_per_record`` frames."""
+
+    name = "delta"
+
+    def __init__(self, frame: FrameSpec, *, frames_per_record: int = 16) -> None:
+        super().__init__(frame)
+        if not 1 <= frames_per_record <= 1024:
+            raise ConfigurationError(f"frames_per_record must be from 1 to 1024, not {frames_per_record!r}.")
+        self.frames_per_record = frames_per_record
+        self._n_words = -(-frame.nbytes // 4)
+        self._uses = UseCounts()
+        self._frames: Words = np.zeros((1, self._n_words), dtype=np.uint32)
+        # Of each lane: its reference, the first frame of its newest record, and what a newer reference would have saved.
+        self._current = np.zeros(0, dtype=np.int64)
+        self._previous: Words = np.zeros((0, self._n_words), dtype=np.uint32)
+        self._regret = np.zeros(0, dtype=np.int64)
+
+    @property
+    def reference_bytes(self) -> int:
+        return self._frames.nbytes + self._previous.nbytes
+
+    def encode(self, records: Bytes, lanes: Indices) -> Encoded:
+        words = self._as_words(records)
+        references = self._choose_references(words[:, 0], lanes)
+        bases = self._frames[references]
+        kernels = load_kernels(_KERNELS)
+        if kernels is None:
+            return Encoded(*encode_numpy(words, bases, self.frame.nbytes), references)
+        out = np.empty(len(records) * self.record_bytes, dtype=np.uint8)
+        lengths = np.empty(len(records), dtype=np.int64)
+        size = kernels.encode(words, bases, self.frame.nbytes, out, lengths)
+        return Encoded(out[:size], lengths, references)
+
+    def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
+        shape = (self.frames_per_record, self.frame.nbytes)
+        for row, start, length, reference in zip(out, starts.tolist(), lengths.tolist(), references.tolist(), strict=True):
+            payload = data[start : start + length]
+            if len(payload) != length or not 0 <= reference < len(self._frames):
+                raise CorruptDataError(f"The record at byte {start} lies outside the store or has no reference.")
+            if length == self.record_bytes:
+                row[:] = payload
+            else:
+                row.reshape(shape)[:] = decode_numpy(payload, self._frames[reference], *shape)
+
+    def gather(self, store: FrameStore, lanes: Indices, firsts: list[Indices], outs: list[Bytes]) -> None:
+        kernels = load_kernels(_KERNELS)
+        if kernels is None or len(outs) > 2:
+            store.gather_records(lanes, firsts, outs)
+            return
+        arrays = (
+            lanes, np.stack(firsts), outs[0], outs[-1], store.ring, store.encoded, store.arena.data,
+            store.starts, store.lengths, store.references, self._frames, self.frames_per_record,
+        )  # fmt: skip
+        if not all(run_in_slices(lambda low, high: kernels.gather(*arrays, low, high), len(lanes))):
+            raise CorruptDataError("Stored delta records do not decode.")
+
+    def release(self, references: Indices) -> None:
+        self._uses.drop(references)
+
+    def _encode_record(self, record: Bytes) -> bytes:
+        raise AssertionError("delta encodes batches")
+
+    def _decode_record(self, payload: Bytes) -> Bytes:
+        raise AssertionError("delta decodes batches")
+
+    def _as_words(self, records: Bytes) -> Words:
+        frames = records.reshape(len(records), self.frames_per_record, self.frame.nbytes)
+        missing = 4 * self._n_words - self.frame.nbytes
+        if missing:
+            frames = np.pad(frames, ((0, 0), (0, 0), (0, missing)))
+        return np.ascontiguousarray(frames).view("<u4")
+
+    def _choose_references(self, first_frames: Words, lanes: Indices) -> Indices:
+        self._make_room_for_lanes(int(lanes.max()) + 1)
+        current = self._current[lanes]
+        changes = np.count_nonzero(first_frames != self._frames[current], axis=1)
+        recent_changes = np.count_nonzero(first_frames != self._previous[lanes], axis=1)
+        self._previous[lanes] = first_frames
+        self._regret[lanes] += np.maximum(5 * (changes - recent_changes), 0)
+        for row in np.flatnonzero(self._regret[lanes] > self.frame.nbytes).tolist():
+            lane = lanes[row]
+            self._uses.drop(self._current[[lane]])
+            self._current[lane] = self._uses.new()
+            if len(self._uses) > len(self._frames):
+                self._frames = np.concatenate([self._frames, np.zeros_like(first_frames, shape=(4, self._n_words))])
+            self._frames[self._current[lane]] = first_frames[row]
+            self._regret[lane] = 0
+        references = self._current[lanes]
+        self._uses.take(references)
+        return references
+
+    def _make_room_for_lanes(self, n_lanes: int) -> None:
+        missing = n_lanes - len(self._current)
+        if missing > 0:
+            self._current = np.pad(self._current, (0, missing))
+            self._regret = np.pad(self._regret, (0, missing))
+            self._previous = np.pad(self._previous, ((0, missing), (0, 0)))
+
+
+def encode_numpy(words: Words, bases: Words, frame_bytes: int) -> tuple[Bytes, Indices]:
+    """The reference for the format, and the way without numba: records ``words[i]`` against the frames ``bases[i]``."""
+    encoded = []
+    for record, base in zip(words, bases, strict=True):
+        counts, changed, skips = [], [], []
+        for frame, before in zip(record, [base, *record[:-1]], strict=True):
+            places = np.flatnonzero(frame != before)
+            gaps = zip([-1, *places[:-1].tolist()], places.tolist(), strict=True) if len(places) else ()
+            fillers = [np.arange(last + 256, place, 256) for last, place in gaps if place - last > 256]
+            places = np.sort(np.concatenate([places, *fillers]))
+            if 5 * len(places) >= 4 * len(frame):
+                counts.append(WHOLE)
+                changed.append(frame)
+            else:
+                counts.append(len(places))
+                changed.append(frame[places])
+                skips.append((np.diff(places, prepend=-1) - 1).astype(np.uint8))
+        sections = [np.array(counts, dtype="<u4"), np.concatenate(changed).astype("<u4"), *skips]
+        payload = b"".join(section.tobytes() for section in sections)
+        raw = record.astype("<u4").view(np.uint8)[:, :frame_bytes].tobytes()
+        encoded.append(payload if len(payload) < len(raw) else raw)
+    return np.frombuffer(b"".join(encoded), dtype=np.uint8), np.array([len(payload) for payload in encoded])
+
+
+def decode_numpy(payload: Bytes, base: Words, n_frames: int, frame_bytes: int) -> Bytes:
+    """The frames of one record that is not raw."""
+    counts = payload[: 4 * n_frames].tobytes()
+    if len(counts) != 4 * n_frames:
+        raise CorruptDataError(f"A delta record of {len(payload)} bytes is too short for {n_frames} frames.")
+    numbers = np.frombuffer(counts, dtype="<u4").astype(np.int64)
+    n_changed = int(np.where(numbers == WHOLE, len(base), numbers).sum())
+    n_skips = int(np.where(numbers == WHOLE, 0, numbers).sum())
+    if len(payload) != 4 * n_frames + 4 * n_changed + n_skips:
+        raise CorruptDataError(f"A delta record of {len(payload)} bytes does not agree with its counts.")
+    changed = np.frombuffer(payload[4 * n_frames : 4 * n_frames + 4 * n_changed].tobytes(), dtype="<u4")
+    skips = payload[4 * n_frames + 4 * n_changed :].astype(np.int64)
+    frames = np.empty((n_frames, len(base)), dtype=np.uint32)
+    frame = base.copy()
+    for i, count in enumerate(numbers.tolist()):
+        if count == WHOLE:
+            frame, changed = changed[: len(base)].copy(), changed[len(base) :]
+        else:
+            places = np.cumsum(skips[:count] + 1) - 1
+            if count and places[-1] >= len(base):
+                raise CorruptDataError("A delta record changes words beyond the end of its frame.")
+            frame[places] = changed[:count]
+            changed, skips = changed[count:], skips[count:]
+        frames[i] = frame
+    return frames.astype("<u4").view(np.uint8)[:, :frame_bytes]

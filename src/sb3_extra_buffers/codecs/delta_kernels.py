@@ -1,0 +1,212 @@
+"""Compiled form of :mod:`.delta`. Import through :func:`sb3_extra_buffers.compiled.load_kernels` only."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+WHOLE = 0xFFFFFFFF
+
+
+@njit(nogil=True, cache=True)
+def encode(words, bases, frame_bytes, out, lengths):
+    """Encode records ``words[i]`` against the frames ``bases[i]`` into ``out``, one after the other."""
+    n_records, group, n_words = words.shape
+    record_bytes = group * frame_bytes
+    changed = np.empty(group * n_words, dtype=np.uint32)
+    skips = np.empty(group * n_words, dtype=np.uint8)
+    counts = np.empty(group, dtype=np.uint32)
+    position = 0
+    for record in range(n_records):
+        n_changed = 0
+        n_skips = 0
+        base = bases[record]
+        for i in range(group):
+            frame = words[record, i]
+            first, first_skip = n_changed, n_skips
+            last = -1
+            for at in range(n_words):
+                word = frame[at]
+                if word != base[at] or at - last == 256:
+                    # A word is also written, unchanged, where the next one would be too far for one byte. Whether
+                    # there is a next one is not known yet: what follows the last change is taken back below.
+                    changed[n_changed] = word
+                    skips[n_skips] = at - last - 1
+                    n_changed += 1
+                    n_skips += 1
+                    last = at
+            while n_changed > first and changed[n_changed - 1] == base[last]:
+                n_changed -= 1
+                n_skips -= 1
+                last -= np.int64(skips[n_skips]) + 1
+            if 5 * (n_changed - first) >= 4 * n_words:
+                for at in range(n_words):
+                    changed[first + at] = frame[at]
+                n_changed = first + n_words
+                n_skips = first_skip
+                counts[i] = WHOLE
+            else:
+                counts[i] = n_changed - first
+            base = frame
+        length = 4 * group + 4 * n_changed + n_skips
+        if length < record_bytes:
+            target = out[position : position + 4 * group].view(np.uint32)
+            for i in range(group):
+                target[i] = counts[i]
+            target = out[position + 4 * group : position + 4 * group + 4 * n_changed].view(np.uint32)
+            for i in range(n_changed):
+                target[i] = changed[i]
+            offset = position + 4 * group + 4 * n_changed
+            for i in range(n_skips):
+                out[offset + i] = skips[i]
+        else:
+            length = record_bytes
+            for i in range(group):
+                frame_as_bytes = words[record, i].view(np.uint8)
+                for byte in range(frame_bytes):
+                    out[position + i * frame_bytes + byte] = frame_as_bytes[byte]
+        lengths[record] = length
+        position += length
+    return position
+
+
+@njit(nogil=True, cache=True)
+def _patch(frame, data, words_at, skips_at, count):
+    """Apply one frame's changes to ``frame``; false if they do not fit into it."""
+    n_words = frame.shape[0]
+    words = data[words_at : words_at + 4 * count].view(np.uint32)
+    at = -1
+    for i in range(count):
+        at += np.int64(data[skips_at + i]) + 1
+        if at >= n_words:
+            return False
+        frame[at] = words[i]
+    return True
+
+
+@njit(nogil=True, cache=True)
+def _sections(data, start, length, group, n_words):
+    """Where a record's words and skips begin, or -1 if its length does not agree with its counts."""
+    if start < 0 or length < 4 * group or start + length > data.shape[0]:
+        return -1, -1
+    counts = data[start : start + 4 * group].view(np.uint32)
+    n_changed, n_skips = 0, 0
+    for i in range(group):
+        count = np.int64(counts[i])
+        if count == WHOLE:
+            n_changed += n_words
+        elif count <= n_words:
+            n_changed += count
+            n_skips += count
+        else:
+            return -1, -1
+    if 4 * group + 4 * n_changed + n_skips != length:
+        return -1, -1
+    return start + 4 * group, start + 4 * group + 4 * n_changed
+
+
+@njit(nogil=True, cache=True)
+def _walk(
+    lane, begin, stop, row, firsts, outs_0, outs_1, ring, encoded, data, starts, lengths, references, table, group, frame
+):
+    """Visit the frames ``begin`` to ``stop - 1`` of a lane in order and copy each to wherever it is wanted."""
+    stack, frame_bytes = outs_0.shape[1], outs_0.shape[2]
+    n_words = table.shape[1]
+    record_bytes = group * frame_bytes
+    frame_as_bytes = frame.view(np.uint8)
+    record = np.int64(-1)
+    raw = False
+    start, words_at, skips_at, next_in_record = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
+    for number in range(begin, stop):
+        if number >= encoded[lane]:
+            source = ring[lane, number % ring.shape[1]]
+        else:
+            if number // group != record:
+                record = number // group
+                slot = record % starts.shape[1]
+                start = starts[lane, slot]
+                length = np.int64(lengths[lane, slot])
+                raw = length == record_bytes
+                next_in_record = 0
+                if raw:
+                    if start < 0 or start + length > data.shape[0]:
+                        return False
+                else:
+                    words_at, skips_at = _sections(data, start, length, group, n_words)
+                    reference = references[lane, slot]
+                    if words_at < 0 or reference >= table.shape[0]:
+                        return False
+                    for at in range(n_words):
+                        frame[at] = table[reference, at]
+            if raw:
+                at = start + (number % group) * frame_bytes
+                source = data[at : at + frame_bytes]
+            else:
+                counts = data[start : start + 4 * group].view(np.uint32)
+                while next_in_record <= number % group:
+                    count = np.int64(counts[next_in_record])
+                    if count == WHOLE:
+                        whole = data[words_at : words_at + 4 * n_words].view(np.uint32)
+                        for at in range(n_words):
+                            frame[at] = whole[at]
+                        words_at += 4 * n_words
+                    else:
+                        if not _patch(frame, data, words_at, skips_at, count):
+                            return False
+                        words_at += 4 * count
+                        skips_at += count
+                    next_in_record += 1
+                source = frame_as_bytes[:frame_bytes]
+        place = number - firsts[0, row]
+        if 0 <= place < stack:
+            target = outs_0[row, place]
+            for byte in range(frame_bytes):
+                target[byte] = source[byte]
+        if firsts.shape[0] > 1:
+            place = number - firsts[1, row]
+            if 0 <= place < stack:
+                target = outs_1[row, place]
+                for byte in range(frame_bytes):
+                    target[byte] = source[byte]
+    return True
+
+
+@njit(nogil=True, cache=True)
+def gather(
+    lanes, firsts, outs_0, outs_1, ring, encoded, data, starts, lengths, references, table, group, low, high
+):
+    """Rows ``low`` to ``high - 1`` of :meth:`sb3_extra_buffers.codecs.base.Codec.gather`; false if bytes are corrupt.
+
+    With two rows in ``firsts``, ``outs_1`` is filled as well, in one visit where the two runs of frames meet.
+    """
+    stack = outs_0.shape[1]
+    frame = np.empty(table.shape[1], dtype=np.uint32)
+    for row in range(low, high):
+        begin, stop = firsts[0, row], firsts[0, row] + stack
+        if firsts.shape[0] > 1:
+            other = firsts[1, row]
+            if begin <= other <= stop:
+                stop = other + stack
+            elif not _walk(
+                lanes[row], other, other + stack, row, firsts, outs_0, outs_1,
+                ring, encoded, data, starts, lengths, references, table, group, frame,
+            ):  # fmt: skip
+                return False
+        if not _walk(
+            lanes[row], begin, stop, row, firsts, outs_0, outs_1,
+            ring, encoded, data, starts, lengths, references, table, group, frame,
+        ):  # fmt: skip
+            return False
+    return True
+
+
+def compile_all() -> None:
+    words = np.zeros((1, 1, 1), dtype=np.uint32)
+    out = np.zeros(8, dtype=np.uint8)
+    lengths = np.zeros(1, dtype=np.int64)
+    encode(words, words[0], 4, out, lengths)
+    frames, index = np.zeros((1, 1, 4), dtype=np.uint8), np.zeros((1, 1), dtype=np.uint32)
+    gather(
+        lengths, np.zeros((1, 1), dtype=np.int64), frames, frames, frames, lengths, out,
+        np.zeros((1, 1), dtype=np.int64), index, index, words[0], 1, 0, 0,
+    )  # fmt: skip

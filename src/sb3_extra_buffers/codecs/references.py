@@ -1,0 +1,37 @@
+"""Frames or dictionaries that records lean on, counted so that each goes with its last user."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sb3_extra_buffers.codecs.base import Indices
+
+
+class UseCounts:
+    """Numbers for references, from 1 on, given out again once unused. Number 0 is "no reference" and always there."""
+
+    def __init__(self) -> None:
+        self._uses = np.ones(1, dtype=np.int64)
+
+    def __len__(self) -> int:
+        """How many numbers have been given out at the same time, 0 included."""
+        return len(self._uses)
+
+    def new(self) -> int:
+        """A number that nobody uses, now used once."""
+        free = np.flatnonzero(self._uses == 0)
+        if len(free) == 0:
+            free = np.array([len(self._uses)])
+            self._uses = np.append(self._uses, 0)
+        self._uses[free[0]] = 1
+        return int(free[0])
+
+    def take(self, references: Indices) -> None:
+        np.add.at(self._uses, references, 1)
+
+    def drop(self, references: Indices) -> Indices:
+        """Take back one use of each, and return those that nobody uses any more."""
+        np.subtract.at(self._uses, references, 1)
+        self._uses[0] = 1
+        candidates = np.unique(references)
+        return candidates[self._uses[candidates] == 0]

@@ -1,0 +1,58 @@
+"""``rle-jit``: the bytes of ``rle``, a batch per compiled call."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+import numpy.typing as npt
+
+from sb3_extra_buffers.codecs.availability import has_numba
+from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Encoded, FrameSpec, Indices
+from sb3_extra_buffers.codecs.rle import RleCodec, Unsigned
+from sb3_extra_buffers.compiled import load_kernels
+from sb3_extra_buffers.errors import CorruptDataError, MissingPackageError
+from sb3_extra_buffers.threads import run_in_slices
+
+
+class RleJitCodec(RleCodec):
+    """Run-length encoding with numba, outside the interpreter's lock."""
+
+    name = "rle-jit"
+
+    def __init__(self, frame: FrameSpec, *, runs_type: npt.DTypeLike | None = None) -> None:
+        super().__init__(frame, runs_type=runs_type)
+        # One blank record there and back compiles for these dtypes now instead of in the middle of training.
+        blank = np.zeros((1, self.record_bytes), dtype=np.uint8)
+        data, lengths, references = self.encode(blank, np.zeros(1, dtype=np.int64))
+        self.decode(data, np.zeros_like(lengths), lengths, references, blank)
+
+    def encode(self, records: Bytes, lanes: Indices) -> Encoded:
+        elements = np.ascontiguousarray(records).view(self.element_type)
+        if not elements.flags.aligned:
+            elements = elements.copy()
+        data = np.empty(records.size, dtype=np.uint8)
+        lengths = np.empty(len(records), dtype=np.int64)
+        size = self._kernels().encode(elements, self._no_runs(), self.longest_run, data, lengths)
+        return Encoded(data[:size], lengths, np.full(len(records), NO_REFERENCE))
+
+    def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
+        in_place = out.flags.c_contiguous and out.ctypes.data % self.element_type.alignment == 0
+        target = out if in_place else np.empty((len(out), self.record_bytes), dtype=np.uint8)
+        kernels = self._kernels()
+        arrays = (np.ascontiguousarray(data), starts, lengths, self._no_runs(), target.view(self.element_type))
+        bad = max(run_in_slices(lambda low, high: int(kernels.decode(*arrays, low, high)), len(out)))
+        if bad >= 0:
+            raise CorruptDataError(f"The run-length record at byte {starts[bad]} does not decode.")
+        if not in_place:
+            out[:] = target
+
+    def _no_runs(self) -> Unsigned:
+        """An empty array that tells the kernels, which are compiled per dtype, the dtype of runs."""
+        return np.empty(0, dtype=self.runs_type)
+
+    def _kernels(self) -> ModuleType:
+        kernels = load_kernels("sb3_extra_buffers.codecs.rle_kernels") if has_numba() else None
+        if kernels is None:
+            raise MissingPackageError("The compression method 'rle-jit'", "numba", "numba")
+        return kernels

@@ -1,0 +1,37 @@
+"""Access to kernels compiled by numba, which is optional, slow to import and slow to compile.
+
+A kernel module defines ``compile_all()``, which calls each of its functions once on tiny arrays.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import threading
+from types import ModuleType
+
+from sb3_extra_buffers.codecs.availability import has_numba
+
+logger = logging.getLogger("sb3_extra_buffers")
+
+
+@functools.cache
+def load_kernels(module: str) -> ModuleType | None:
+    """The compiled kernels of ``module``, or ``None`` without numba.
+
+    Only the very first call on a machine compiles; numba keeps the result on disk.
+    """
+    if not has_numba():
+        return None
+    notice = threading.Timer(
+        1.0, logger.warning, ["Compiling kernels. This happens once, takes some seconds, and is cached on disk."]
+    )
+    notice.daemon = True
+    notice.start()
+    try:
+        kernels = importlib.import_module(module)
+        kernels.compile_all()
+    finally:
+        notice.cancel()
+    return kernels

@@ -1,0 +1,92 @@
+"""One observation to bytes and back.
+
+The store of a buffer knows the size and dtype of every frame; bytes that stand alone must bring both along. They
+start with 12 bytes, the dtype in NumPy's notation and the number of elements, and go on with one record of a codec.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sb3_extra_buffers.codecs.base import Codec, FrameSpec
+from sb3_extra_buffers.codecs.registry import create_codec, option_names
+from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
+
+_HEADER = struct.Struct("<4sQ")
+_STORABLE = "biufc"
+
+
+@dataclass(frozen=True)
+class CompressionMethod:
+    """A compression method for single observations. Options are those of its codec, such as ``compresslevel``."""
+
+    name: str
+
+    def compress(
+        self,
+        arr: npt.NDArray[Any],
+        elem_type: npt.DTypeLike | None = None,
+        runs_type: npt.DTypeLike | None = None,
+        **options: Any,
+    ) -> bytes:
+        """``arr``, first converted to ``elem_type`` if that is given, as bytes."""
+        array = np.ascontiguousarray(arr, dtype=elem_type)
+        if array.dtype.kind not in _STORABLE or array.size == 0:
+            raise ConfigurationError(f"Only non-empty arrays of numbers can be compressed, not {array.dtype}{array.shape}.")
+        record = array.reshape(1, -1).view(np.uint8)
+        codec = self._codec(array.size, array.dtype, runs_type, options)
+        header = _HEADER.pack(array.dtype.str.encode(), array.size)
+        return header + codec.encode(record, np.zeros(1, dtype=np.int64)).data.tobytes()
+
+    def decompress(
+        self,
+        data: bytes,
+        elem_type: npt.DTypeLike | None = None,
+        runs_type: npt.DTypeLike | None = None,
+        arr_configs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> npt.NDArray[Any]:
+        """The array that :meth:`compress` got: flat, or as ``arr_configs`` (``"shape"``, ``"dtype"``) says.
+
+        ``runs_type`` must be the one given to :meth:`compress`. ``elem_type`` may be left out; if it is given, it must be the
+        dtype that was stored.
+        """
+        unknown = set(arr_configs or {}) - {"shape", "dtype"}
+        if unknown:
+            raise ConfigurationError(f"arr_configs has 'shape' and 'dtype', but not {', '.join(map(repr, unknown))}.")
+        stored = np.frombuffer(data, dtype=np.uint8)
+        size, dtype = _read_header(stored)
+        if elem_type is not None and np.dtype(elem_type) != dtype:
+            raise ConfigurationError(f"These bytes hold elements of type {dtype}, not {np.dtype(elem_type)}.")
+        codec = self._codec(size, dtype, runs_type, options)
+        starts, lengths = np.array([_HEADER.size]), np.array([len(stored) - _HEADER.size])
+        record = np.empty((1, codec.record_bytes), dtype=np.uint8)
+        codec.decode(stored, starts, lengths, np.zeros_like(starts), record)
+        array = record.reshape(-1).view(dtype)
+        configs = arr_configs or {}
+        return array.reshape(configs.get("shape", -1)).astype(configs.get("dtype", dtype), copy=False)
+
+    def _codec(
+        self, size: int, dtype: np.dtype[Any], runs_type: npt.DTypeLike | None, options: dict[str, Any]
+    ) -> Codec:
+        # The older call shape passes runs_type to every method, whether it has runs or not.
+        if runs_type is not None and "runs_type" in option_names(self.name):
+            options = {**options, "runs_type": runs_type}
+        return create_codec(self.name, FrameSpec(size, dtype), **options)
+
+
+def _read_header(stored: npt.NDArray[np.uint8]) -> tuple[int, np.dtype[Any]]:
+    try:
+        notation, size = _HEADER.unpack_from(stored)
+        dtype = np.dtype(notation.rstrip(b"\0").decode())
+    except (struct.error, TypeError, ValueError) as error:
+        raise CorruptDataError("These bytes do not start as a compressed observation does.") from error
+    if dtype.kind not in _STORABLE or size == 0:
+        raise CorruptDataError(f"These bytes say that they hold {size} elements of type {dtype}.")
+    return size, dtype

@@ -1,0 +1,132 @@
+"""Replay buffers for DQN, SAC, TD3 and their relatives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
+from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
+from stable_baselines3.common.vec_env import VecNormalize
+
+from sb3_extra_buffers.compressed.base import SINGLE, BaseCompressedBuffer
+from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
+
+
+class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
+    """SB3's ``ReplayBuffer`` with compressed observations: same arguments, same batches under the same seed.
+
+    An observation and its successor share their memory wherever they are equal, which is exact, so there is little left
+    for ``optimize_memory_usage`` to save. It is there for its sampling, which leaves out the newest transition.
+
+    Further arguments: see :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`.
+
+    :param output_dtype: ``"raw"`` samples observations in the dtype of their space, ``"float"`` in float32.
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: th.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        if optimize_memory_usage and handle_timeout_termination:
+            raise ConfigurationError(
+                "optimize_memory_usage=True and handle_timeout_termination=True do not go together, as in SB3. Leave out "
+                "optimize_memory_usage: next observations share the memory of observations anyway."
+            )
+        self._n_columns = 1 if optimize_memory_usage else 2
+        super().__init__(
+            buffer_size,
+            observation_space,
+            action_space,
+            device=device,
+            n_envs=n_envs,
+            handle_timeout_termination=handle_timeout_termination,
+            **kwargs,
+        )
+        self.optimize_memory_usage = optimize_memory_usage
+        self.observations = self._column(0)
+        self.next_observations = self._column(0, shift=1) if optimize_memory_usage else self._column(1)
+
+    def add(
+        self,
+        obs: npt.NDArray[Any] | dict[str, npt.NDArray[Any]],
+        next_obs: npt.NDArray[Any] | dict[str, npt.NDArray[Any]],
+        action: npt.NDArray[Any],
+        reward: npt.NDArray[Any],
+        done: npt.NDArray[Any],
+        infos: list[dict[str, Any]],
+    ) -> None:
+        # SB3's own method would copy every observation twice before it reaches the store.
+        next_column, next_slot = (0, (self.pos + 1) % self.buffer_size) if self.optimize_memory_usage else (1, self.pos)
+        parts = {
+            key: (store.checked(_part(obs, key)), store.checked(_part(next_obs, key))) for key, store in self._stores.items()
+        }
+        for key, store in self._stores.items():
+            store.write(0, self.pos, parts[key][0])
+            store.write(next_column, next_slot, parts[key][1])
+        self.actions[self.pos] = action.reshape(self.n_envs, self.action_dim)
+        self.rewards[self.pos] = reward
+        self.dones[self.pos] = done
+        if self.handle_timeout_termination:
+            self.timeouts[self.pos] = [info.get("TimeLimit.truncated", False) for info in infos]
+        self.pos += 1
+        if self.pos == self.buffer_size:
+            self.full = True
+            self.pos = 0
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
+        if self.size() == 0:
+            raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
+        # Not super(): DictReplayBuffer.sample() leaves out what optimize_memory_usage needs.
+        return ReplayBuffer.sample(self, batch_size, env)
+
+    def _get_samples(self, batch_inds: npt.NDArray[np.int64], env: VecNormalize | None = None) -> Any:
+        env_indices = np.random.randint(0, high=self.n_envs, size=(len(batch_inds),))
+        return self._samples_at(batch_inds, env_indices, env)
+
+    def _samples_at(
+        self, batch_inds: npt.NDArray[np.int64], env_indices: npt.NDArray[np.int64], env: VecNormalize | None
+    ) -> Any:
+        """The transitions at given places, an observation and its successor decoded together."""
+        pairs = {key: self._observation_pair(key, batch_inds, env_indices) for key in self._stores}
+        obs, next_obs = ({key: pair[which] for key, pair in pairs.items()} for which in (0, 1))
+        is_dict = isinstance(self.observation_space, spaces.Dict)
+        dones = self.dones[batch_inds, env_indices] * (1 - self.timeouts[batch_inds, env_indices])
+        rewards = self._normalize_reward(self.rewards[batch_inds, env_indices].reshape(-1, 1), env)
+        return (DictReplayBufferSamples if is_dict else ReplayBufferSamples)(
+            observations=self._tensors(obs, env),
+            actions=self.to_torch(self.actions[batch_inds, env_indices]),
+            next_observations=self._tensors(next_obs, env),
+            dones=self.to_torch(dones.reshape(-1, 1)),
+            rewards=self.to_torch(rewards),
+        )
+
+    def _observation_pair(
+        self, key: str, batch_inds: npt.NDArray[np.int64], env_indices: npt.NDArray[np.int64]
+    ) -> list[npt.NDArray[Any]]:
+        following = (0, (batch_inds + 1) % self.buffer_size) if self.optimize_memory_usage else (1, batch_inds)
+        return self._stores[key].read([(0, batch_inds), following], env_indices, self.device)
+
+    def _tensors(self, observations: dict[str, npt.NDArray[Any]], env: VecNormalize | None) -> Any:
+        if isinstance(self.observation_space, spaces.Dict):
+            normalized = self._normalize_obs(observations, env)
+            return {key: self.to_torch(array) for key, array in normalized.items()}  # type: ignore[union-attr]
+        return self.to_torch(self._normalize_obs(observations[SINGLE], env))  # type: ignore[arg-type]
+
+
+class CompressedDictReplayBuffer(CompressedReplayBuffer, DictReplayBuffer):
+    """The same for Dict observation spaces, each key stored on its own. Unlike SB3's, it knows ``optimize_memory_usage``."""
+
+
+def _part(observations: Any, key: str) -> Any:
+    return observations if key == SINGLE else observations[key]

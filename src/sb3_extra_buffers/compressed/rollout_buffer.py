@@ -1,0 +1,46 @@
+"""Rollout buffers for PPO, A2C and their relatives."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+
+from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
+from sb3_extra_buffers.errors import EmptyBufferError
+
+
+class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
+    """SB3's ``RolloutBuffer`` with compressed observations: same arguments, same batches under the same seed.
+
+    Further arguments: see :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`.
+    """
+
+    def reset(self) -> None:
+        # SB3 allocates a rollout's observations here, every time. It is shown a shape without elements.
+        obs_shape = self.obs_shape
+        self.obs_shape = {key: (0,) for key in obs_shape} if isinstance(obs_shape, dict) else (0,)  # type: ignore[assignment]
+        try:
+            super().reset()
+        finally:
+            self.obs_shape = obs_shape
+        for store in self._stores.values():
+            store.clear()
+        if self._stores:
+            self.observations = self._column(0)
+
+    def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
+        if not self.full:
+            raise EmptyBufferError(
+                f"The rollout is not complete: {self.pos} of {self.buffer_size} steps were added before get()."
+            )
+        return super().get(batch_size)
+
+    def _create_stores(self) -> None:
+        super()._create_stores()
+        self.observations = self._column(0)
+
+
+class CompressedDictRolloutBuffer(CompressedRolloutBuffer, DictRolloutBuffer):
+    """The same for Dict observation spaces, each key stored on its own."""

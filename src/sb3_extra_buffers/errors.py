@@ -1,0 +1,60 @@
+"""Every error that this library raises on purpose.
+
+    ExtraBuffersError
+    ├── ConfigurationError(ValueError)     an argument that cannot work
+    │   ├── UnknownMethodError             no such compression method
+    │   ├── LevelError                     a compression level out of range
+    │   └── OptionError                    an option that the codec does not have
+    ├── ObservationError(ValueError)       an observation that does not fit its space
+    ├── EmptyBufferError(ValueError)       nothing to sample yet
+    ├── CorruptDataError(ValueError)       stored bytes that do not decode
+    └── MissingPackageError(ImportError)   an optional package is not installed
+
+Each also derives from the built-in exception that users would expect to catch.
+"""
+
+from __future__ import annotations
+
+
+class ExtraBuffersError(Exception):
+    """Base of all errors raised on purpose by this library."""
+
+
+class ConfigurationError(ExtraBuffersError, ValueError):
+    """An argument has a value that cannot work."""
+
+
+class UnknownMethodError(ConfigurationError):
+    """The compression method does not exist, or its shorthand is malformed."""
+
+
+class LevelError(ConfigurationError):
+    """The compression level is outside the range of its method."""
+
+
+class OptionError(ConfigurationError):
+    """The codec has no option of that name."""
+
+
+class ObservationError(ExtraBuffersError, ValueError):
+    """An observation does not have the shape or dtype that its space promises."""
+
+
+class EmptyBufferError(ExtraBuffersError, ValueError):
+    """There is nothing to sample yet."""
+
+
+class CorruptDataError(ExtraBuffersError, ValueError):
+    """Stored bytes do not decode to a frame."""
+
+
+class MissingPackageError(ExtraBuffersError, ImportError):
+    """A method or class needs an optional package that is not installed."""
+
+    def __init__(self, what: str, package: str, extra: str) -> None:
+        super().__init__(
+            f"{what} needs the package {package!r}, which is not installed. "
+            f'Install it with: pip install "sb3-extra-buffers[{extra}]"'
+        )
+        self.package = package
+        self.extra = extra

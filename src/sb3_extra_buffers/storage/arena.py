@@ -1,0 +1,117 @@
+"""Packed bytes, first in, first out.
+
+The arena is a ring: bytes are appended at ``head``, the oldest live byte is at ``tail``::
+
+    |....tail########head....limit|          |####head....tail######wrap|
+             not wrapped                                wrapped
+
+It never compacts. When live bytes fill it, it grows by a small step, so that it stays close to the size of what is
+alive even after it has been overwritten many times.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sb3_extra_buffers.storage.memory import AnonymousMemory
+
+_SMALLEST_STEP = 1 << 16
+
+
+class Arena:
+    """A growing ring of bytes. Blocks are contiguous: none is cut in two at the ring's end."""
+
+    def __init__(self) -> None:
+        self.head = 0
+        self.tail = 0
+        self.limit = 0
+        """Bytes beyond it were never written, and so take no memory."""
+        self.wrap: int | None = None
+        """Where the upper part of the live bytes ends, when the head has gone round."""
+        self._memory = AnonymousMemory(_SMALLEST_STEP)
+
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        return self._memory.data
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes between tail and head, dead ones in between included."""
+        if self.wrap is None:
+            return self.head - self.tail
+        return self.head + self.wrap - self.tail
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that has been written to, and so is taken."""
+        return self.limit
+
+    def allocate(self, size: int) -> int | None:
+        """Reserve ``size`` bytes and return where they start, or ``None`` when :meth:`grow` or freeing must come first."""
+        if self.wrap is not None:
+            start = self.head
+            if start + size >= self.tail:  # an equal head and tail would read as empty
+                return None
+        elif self.head + size <= self.limit:
+            start = self.head
+        elif size < self.tail:
+            self.wrap = self.head
+            start = 0
+        else:
+            return None
+        self.head = start + size
+        return start
+
+    def grow(self, size: int) -> tuple[int, int]:
+        """Make room for ``size`` bytes more.
+
+        Returns ``(boundary, shift)``: blocks that started at ``boundary`` or later now start ``shift`` bytes later.
+        """
+        step = max(size + 1, self.limit // 64, _SMALLEST_STEP)
+        boundary, shift = self.limit, 0
+        if self.wrap is None:
+            self._reserve(self.limit + step)
+            self.limit += step
+        else:
+            boundary, shift = self.tail, step
+            self._reserve(self.wrap + step)
+            self.data[self.tail + step : self.wrap + step] = self.data[self.tail : self.wrap]
+            self.tail += step
+            self.wrap += step
+            self.limit = max(self.limit, self.wrap)
+        return boundary, shift
+
+    def free_until(self, start: int) -> None:
+        """Everything older than the block at ``start`` is dead."""
+        if self.wrap is not None and start < self.tail:
+            self.wrap = None
+        self.tail = start
+
+    def clear(self) -> None:
+        self.head = self.tail = 0
+        self.wrap = None
+
+    def distance(self, starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """How far behind the tail blocks lie, in the order in which they were written."""
+        behind = starts - self.tail
+        if self.wrap is not None:
+            behind[behind < 0] += self.wrap
+        return behind
+
+    def _reserve(self, size: int) -> None:
+        if size > len(self.data):
+            self._memory.resize(max(size, len(self.data) * 9 // 8))
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        state["_memory"] = self.data[: self.limit]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        stored = state.pop("_memory")
+        self.__dict__.update(state)
+        self._memory = AnonymousMemory(max(len(stored), _SMALLEST_STEP))
+        self._memory.data[: len(stored)] = stored

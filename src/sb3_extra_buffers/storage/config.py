@@ -1,0 +1,107 @@
+"""What the user asked for, checked once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from sb3_extra_buffers.codecs.base import Codec, FrameSpec
+from sb3_extra_buffers.codecs.registry import Method, create_codec, parse_method
+from sb3_extra_buffers.errors import ConfigurationError
+from sb3_extra_buffers.storage.stacking import MAX_STACK
+
+FrameStack = int | Literal["auto"] | None
+
+
+@dataclass(frozen=True)
+class CodecRecipe:
+    """A method with its options: all that is needed to make a codec for frames of any kind."""
+
+    method: Method
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self, frame: FrameSpec) -> Codec:
+        return create_codec(self.method, frame, **self.options)
+
+
+@dataclass(frozen=True)
+class StorageConfig:
+    """How to store observations. ``None`` for a dtype means whatever is lossless."""
+
+    recipe: CodecRecipe | None
+    """``None`` where the data is to decide."""
+    elem_type: np.dtype[Any] | None = None
+    frame_stack: FrameStack = "auto"
+
+    @classmethod
+    def from_arguments(
+        cls,
+        compression_method: str,
+        dtypes: Mapping[str, Any] | npt.DTypeLike | None,
+        compression_kwargs: Mapping[str, Any] | None,
+        decompression_kwargs: Mapping[str, Any] | None,
+        frame_stack: FrameStack,
+    ) -> StorageConfig:
+        """Check the arguments that buffers take. Nothing that the caller passed is kept or changed."""
+        if dtypes is not None and not isinstance(dtypes, Mapping):
+            dtypes = {"elem_type": dtypes}
+        dtypes = dict(dtypes or {})
+        unknown = set(dtypes) - {"elem_type", "runs_type"}
+        if unknown:
+            raise ConfigurationError(f"dtypes takes 'elem_type' and 'runs_type', not {sorted(map(str, unknown))}.")
+        if isinstance(frame_stack, str) and frame_stack != "auto":
+            raise ConfigurationError(f"frame_stack must be a number, 'auto' or None, not {frame_stack!r}.")
+        if isinstance(frame_stack, int) and not 1 <= frame_stack <= MAX_STACK:
+            raise ConfigurationError(f"frame_stack must be from 1 to {MAX_STACK}, 'auto' or None, not {frame_stack}.")
+        method = parse_method(compression_method)
+        options = {**(compression_kwargs or {}), **(decompression_kwargs or {})}
+        if method.name == "auto" and options:
+            raise ConfigurationError(
+                f"compression_method='auto' takes no options, but got {sorted(options)}. Name a method to pass options to it."
+            )
+        if method.name.startswith("rle") and dtypes.get("runs_type") is not None:
+            options.setdefault("runs_type", np.dtype(dtypes["runs_type"]))
+        return cls(
+            None if method.name == "auto" else CodecRecipe(method, options),
+            None if dtypes.get("elem_type") is None else np.dtype(dtypes["elem_type"]),
+            frame_stack,
+        )
+
+    def stored_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """The dtype that values of ``dtype`` are kept in. Says so where that loses something."""
+        if self.elem_type is None:
+            return dtype
+        if not np.can_cast(dtype, self.elem_type, "safe"):
+            warnings.warn(
+                f"Observations of dtype {dtype} are stored as {self.elem_type}: values outside its range saturate and "
+                "fractions may be lost. Leave elem_type out of dtypes to store them without loss.",
+                UserWarning,
+                stacklevel=2,
+            )
+        return self.elem_type
+
+
+def saturate(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Cast to ``dtype``; values beyond its range become its limits, NaN becomes 0 where there is none."""
+    if values.dtype == dtype:
+        return values
+    if dtype.kind == "b":
+        return values.astype(bool)
+    if dtype.kind == "f":
+        limits = np.finfo(dtype)
+        beyond = np.isfinite(values) & (np.abs(values) > limits.max)
+        return np.where(beyond, np.copysign(limits.max, values), values).astype(dtype)
+    bounds = np.iinfo(dtype)
+    if values.dtype.kind == "f":
+        values = np.nan_to_num(values, nan=0.0, posinf=bounds.max, neginf=bounds.min)
+        # The largest int64 is not a float64: casting what rounds up to it would overflow.
+        high = np.nextafter(values.dtype.type(bounds.max), values.dtype.type(0)) if bounds.bits >= 32 else bounds.max
+        return np.clip(values, bounds.min, high).astype(dtype)
+    low = max(bounds.min, np.iinfo(values.dtype).min) if values.dtype.kind in "iu" else bounds.min
+    high_int = min(bounds.max, np.iinfo(values.dtype).max) if values.dtype.kind in "iu" else bounds.max
+    return np.clip(values, low, high_int).astype(dtype)

@@ -1,0 +1,150 @@
+"""A column of an observation store that can be indexed as SB3 indexes the arrays in its place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch as th
+
+from sb3_extra_buffers.codecs.base import Indices
+from sb3_extra_buffers.storage.observation_store import CPU, ObservationStore
+
+
+class ObservationArray:
+    """Looks like an array of shape ``(n_slots, n_envs, *shape)``; what is read from it is a fresh array.
+
+    ``shift`` makes slot ``t`` stand for slot ``t + shift``, which is how a buffer with SB3's ``optimize_memory_usage`` finds the
+    next observation.
+    """
+
+    def __init__(self, store: ObservationStore, column: int = 0, shift: int = 0, device: th.device = CPU) -> None:
+        self.store = store
+        self.column = column
+        self.shift = shift
+        self.device = device
+        """Where the batches that are read will go: the memory for CUDA is pinned."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.store.n_slots, self.store.n_envs, *self.store.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.store.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """What the observations would take as they are."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.store.n_slots
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype}, method={self.store.codec.label!r})"
+
+    def __getitem__(self, key: Any) -> Any:
+        slots, envs, rest = self._locate(key)
+        shape = slots.shape
+        (found,) = self.store.read([(self.column, slots.reshape(-1))], envs.reshape(-1), self.device)
+        found = found if found.shape[:1] == shape else found.reshape(*shape, *self.store.shape)
+        return found[(..., *rest)] if rest else found
+
+    def __setitem__(self, key: Any, observations: npt.ArrayLike) -> None:
+        if isinstance(key, int | np.integer) and not self.shift:
+            self.store.write(self.column, range(len(self))[key], self.store.checked(observations))
+            return
+        slots, envs, rest = self._locate(key)
+        if rest and any(part != slice(None) for part in rest):
+            raise IndexError("Observations are stored whole: assign to a slot and an environment, not to a part of one.")
+        values = np.broadcast_to(np.asarray(observations), (*slots.shape, *self.store.shape))
+        values = values.reshape(-1, *self.store.shape)
+        for slot, env, value in zip(slots.reshape(-1).tolist(), envs.reshape(-1).tolist(), values, strict=True):
+            self.store.write(self.column, slot, self.store.checked(value[None], 1), np.array([env]))
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        if copy is False:
+            raise ValueError("Observations are compressed: they cannot be seen as an array without a copy.")
+        everything = self[:]
+        return everything if dtype is None else everything.astype(dtype, copy=False)
+
+    def swapaxes(self, first: int, second: int) -> _EnvironmentsFirst:
+        """Slots and environments swapped: what SB3 does with a rollout before it cuts it into batches."""
+        if {first, second} != {0, 1}:
+            raise ValueError(f"Only the axes 0 and 1 of observations can be swapped, not {first} and {second}.")
+        return _EnvironmentsFirst(self)
+
+    def _locate(self, key: Any) -> tuple[Indices, Indices, tuple[Any, ...]]:
+        """The slots and environments that ``key`` means, as two arrays of one shape, and what is left of ``key``."""
+        key = key if isinstance(key, tuple) else (key,)
+        if any(part is Ellipsis or part is None for part in key):
+            raise IndexError(f"Observations cannot be indexed with {key!r}: give a slot and an environment.")
+        slot_key, env_key, rest = key[0], key[1] if len(key) > 1 else slice(None), key[2:]
+        if len(rest) == 1 and isinstance(rest[0], slice) and rest[0] == slice(None):
+            rest = ()  # SB3's way to say "all of it"
+        if isinstance(slot_key, np.ndarray) and isinstance(env_key, np.ndarray) and slot_key.dtype != bool:
+            slots, envs = slot_key, env_key
+            if slots.shape != envs.shape:
+                slots, envs = np.broadcast_arrays(slots, envs)
+            _check_bounds(slots, self.store.n_slots)
+            _check_bounds(envs, self.store.n_envs)
+        else:
+            slots, envs = np.arange(self.store.n_slots)[slot_key], np.arange(self.store.n_envs)[env_key]
+            if slots.ndim and envs.ndim and (isinstance(slot_key, slice) or isinstance(env_key, slice)):
+                slots = slots.reshape(slots.shape + (1,) * envs.ndim)
+            slots, envs = np.broadcast_arrays(slots, envs)
+        if self.shift:
+            slots = (slots + self.shift) % self.store.n_slots
+        return slots, envs, rest
+
+
+def _check_bounds(indices: Indices, size: int) -> None:
+    if indices.size and not (-size <= indices.min() and indices.max() < size):
+        raise IndexError(f"Index out of range: there are {size}, numbered from 0.")
+
+
+class _EnvironmentsFirst:
+    """A rollout's observations with environments as the first axis; to be flattened."""
+
+    def __init__(self, array: ObservationArray) -> None:
+        self._array = array
+
+    def reshape(self, *shape: int) -> FlatObservations:
+        array = self._array
+        if tuple(shape) != (array.shape[0] * array.shape[1], *array.shape[2:]):
+            raise ValueError(f"Observations can only be flattened over slots and environments, not reshaped to {shape}.")
+        return FlatObservations(array)
+
+
+class FlatObservations:
+    """All observations of one environment after those of the other: ``(n_envs * n_slots, *shape)``."""
+
+    def __init__(self, array: ObservationArray) -> None:
+        self._array = array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        n_slots, n_envs, *shape = self._array.shape
+        return (n_envs * n_slots, *shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._array.dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, key: Any) -> npt.NDArray[Any]:
+        places = key if isinstance(key, np.ndarray) and key.dtype != bool else np.arange(len(self))[key]
+        envs, slots = np.divmod(places, len(self._array))
+        found: npt.NDArray[Any] = self._array[slots, envs]
+        return found
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return self[:].astype(dtype or self.dtype, copy=False)

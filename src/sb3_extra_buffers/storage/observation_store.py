@@ -1,0 +1,222 @@
+"""Observations by place: which frames of which lane make up the observation in slot ``t`` of environment ``e``."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch as th
+
+from sb3_extra_buffers.codecs.base import Codec, Indices
+from sb3_extra_buffers.codecs.registry import parse_method
+from sb3_extra_buffers.errors import ObservationError
+from sb3_extra_buffers.storage.choice import choose_codec
+from sb3_extra_buffers.storage.config import CodecRecipe, StorageConfig, saturate
+from sb3_extra_buffers.storage.frame_store import FrameStore
+from sb3_extra_buffers.storage.outputs import OutputPool
+from sb3_extra_buffers.storage.stacking import StackLayout, declared_layout, detect_layout
+
+logger = logging.getLogger("sb3_extra_buffers")
+
+_LOOK_AT_STEPS = 64
+_LOOK_AT_BYTES = 4 << 20
+_FEWEST_STEPS = 34  # two chains of 16 frames and the start of a third
+_LAST_FRAME_NUMBER = (1 << 32) - 1024
+_AS_THEY_ARE = CodecRecipe(parse_method("none"))
+CPU = th.device("cpu")
+
+
+class ObservationStore:
+    """Observations of one space (of one key in a Dict space), ``n_slots`` × ``n_envs`` of them, in one or more *columns*.
+
+    A replay buffer has two columns, observations and next observations, that share their frames. A slot that was never
+    written reads as zeros, as in SB3.
+
+    How observations are cut into frames, and with ``auto`` also the codec, is decided after a few dozen steps.
+    Until then they are kept as they are.
+    """
+
+    def __init__(
+        self,
+        n_slots: int,
+        n_envs: int,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        config: StorageConfig,
+        n_columns: int = 1,
+        outputs: OutputPool | None = None,
+        as_float: bool = False,
+        divisor: float = 1.0,
+    ) -> None:
+        self.n_slots = n_slots
+        self.n_envs = n_envs
+        self.shape = shape
+        self.dtype = dtype
+        self.config = config
+        self.outputs = outputs or OutputPool()
+        self.output_dtype = np.dtype(np.float32) if as_float else dtype
+        self.divisor = divisor
+        self.stored_dtype = config.stored_dtype(dtype)
+        self.ends = [np.zeros((n_slots, n_envs), dtype=np.uint32) for _ in range(n_columns)]
+        """The number of the frame after an observation's last one; 0 where there is none."""
+        self._all_lanes = np.arange(n_envs)
+        self._steps = 0
+        self._decide_at: int | None = None
+        self._start()
+
+    @property
+    def codec(self) -> Codec:
+        return self.frames.codec
+
+    @property
+    def label(self) -> str:
+        """The method in use, for people."""
+        if self._decide_at is not None:
+            return f"{self.config.recipe.method if self.config.recipe else 'auto'} (not enough seen yet)"
+        return self.codec.label if self.config.recipe else f"{self.codec.label} (auto)"
+
+    def checked(self, observations: npt.ArrayLike, n: int | None = None) -> npt.NDArray[Any]:
+        """Observations for ``n`` (by default all) environments, ready to be written, or an error."""
+        n = self.n_envs if n is None else n
+        array = np.asarray(observations)
+        if array.shape != (n, *self.shape):
+            if array.size != n or math.prod(self.shape) != 1:
+                raise ObservationError(
+                    f"Expected observations of shape {(n, *self.shape)}, one for each of {n} environments, "
+                    f"but got {array.shape}. Is the buffer's observation space that of the environment?"
+                )
+            array = array.reshape(n, *self.shape)
+        if array.dtype != self.dtype:
+            if not np.can_cast(array.dtype, self.dtype, "same_kind"):
+                raise ObservationError(
+                    f"Observations of dtype {array.dtype} do not fit a space of dtype {self.dtype}: storing them would "
+                    "change values. Give the observation space the dtype that the environment returns."
+                )
+            array = array.astype(self.dtype)
+        return saturate(array, self.stored_dtype)
+
+    def write(self, column: int, slot: int, observations: npt.NDArray[Any], lanes: Indices | None = None) -> None:
+        """Store :meth:`checked` observations, one for each environment or for each of ``lanes``."""
+        where = self._all_lanes if lanes is None else lanes
+        ends = self.frames.append(where, self.layout.split(observations), self._oldest)
+        self.ends[column][slot, slice(None) if lanes is None else lanes] = ends
+        if column == 0:
+            self._steps += 1
+            if self._steps == self._decide_at:
+                self.decide()
+        if ends[0] > _LAST_FRAME_NUMBER:
+            self._rebuild(self.layout, self._recipe)
+
+    def read(self, wanted: list[tuple[int, Indices]], envs: Indices, device: th.device = CPU) -> list[npt.NDArray[Any]]:
+        """For each column and slots in ``wanted``, the observations at ``(slots[i], envs[i])``, as arrays for the caller."""
+        outs = [self.outputs.take((len(envs), *self.shape), self.stored_dtype, device) for _ in wanted]
+        ends = [self.ends[column][slots, envs] for column, slots in wanted]
+        firsts = [end.astype(np.int64) - self.layout.stack for end in ends]
+        if all(end.all() for end in ends):
+            if len(envs):
+                _gather(self.frames, self.layout, envs, firsts, outs)
+        else:
+            self._read_with_gaps(envs, firsts, outs)
+        if self.stored_dtype != self.output_dtype:
+            outs = [out.astype(self.dtype).astype(self.output_dtype) for out in outs]
+        return outs if self.divisor == 1.0 else [out / np.float32(self.divisor) for out in outs]
+
+    def clear(self) -> None:
+        """Forget all observations; what was learnt about them stays."""
+        for ends in self.ends:
+            ends[:] = 0
+        self.frames.clear()
+
+    def decide(self) -> None:
+        """Choose the layout and the codec from the newest observations."""
+        self._decide_at = None
+        steps = self._recent_steps()
+        layout = detect_layout(steps) if self.config.frame_stack == "auto" else self.layout
+        recipe = self.config.recipe or choose_codec(layout, steps).recipe
+        self._rebuild(layout, recipe)
+        logger.info("%s, frame stack %d, for observations of shape %s", self.codec.label, layout.stack, self.shape)
+
+    # How observations get in and out
+
+    def _read_with_gaps(self, lanes: Indices, firsts: list[Indices], outs: list[npt.NDArray[Any]]) -> None:
+        for first, out in zip(firsts, outs, strict=True):
+            written = first >= 0
+            out[~written] = 0
+            if written.any():
+                found = np.empty((int(written.sum()), *self.shape), dtype=self.stored_dtype)
+                _gather(self.frames, self.layout, lanes[written], [first[written]], [found])
+                out[written] = found
+
+    def _oldest(self) -> Indices:
+        """The oldest frame of each lane that an observation still needs."""
+        # Less one, so that "never written" becomes the largest number instead of the smallest.
+        newest_first = np.min([(ends - np.uint32(1)).min(axis=0) for ends in self.ends], axis=0)
+        return newest_first.astype(np.int64) + 1 - self.layout.stack
+
+    # How it is decided how to store them
+
+    def _start(self) -> None:
+        config = self.config
+        layout = StackLayout(self.shape, self.stored_dtype)
+        if isinstance(config.frame_stack, int):
+            layout = declared_layout(self.shape, self.stored_dtype, config.frame_stack)
+        if config.recipe is not None:
+            config.recipe.build(layout.frame)  # mistakes in it are to be seen now, not after the first steps
+        may_be_stack = config.frame_stack == "auto" and max(self.shape, default=1) > 1
+        if config.recipe is not None and not may_be_stack:
+            self._use(layout, config.recipe)
+            return
+        step_bytes = max(self.n_envs * layout.frame.nbytes * layout.stack, 1)
+        enough = max(_FEWEST_STEPS, min(_LOOK_AT_STEPS, _LOOK_AT_BYTES // step_bytes))
+        self._decide_at = min(enough, self.n_slots)
+        self._use(layout, _AS_THEY_ARE)
+
+    def _use(self, layout: StackLayout, recipe: CodecRecipe) -> None:
+        self.layout = layout
+        self._recipe = recipe
+        self.frames = FrameStore(recipe.build(layout.frame), self.n_envs, layout.stack)
+
+    def _by_age(self) -> Indices:
+        """Slots that hold something, the one written first in front."""
+        newest = self.ends[0].max(axis=1)
+        slots = np.flatnonzero(newest)
+        return slots[np.argsort(newest[slots], kind="stable")]
+
+    def _recent_steps(self) -> npt.NDArray[Any]:
+        """The newest observations of all environments, ``(steps, n_envs, *shape)``, oldest first."""
+        slots = self._by_age()[-_LOOK_AT_STEPS:]
+        where, envs = np.repeat(slots, self.n_envs), np.tile(self._all_lanes, len(slots))
+        out = np.empty((len(where), *self.shape), dtype=self.stored_dtype)
+        self._read_with_gaps(envs, [self.ends[0][where, envs].astype(np.int64) - self.layout.stack], [out])
+        return out.reshape(len(slots), self.n_envs, *self.shape)
+
+    def _rebuild(self, layout: StackLayout, recipe: CodecRecipe) -> None:
+        """Store everything anew, in the order in which it came."""
+        old_frames, old_layout, old_ends, slots = self.frames, self.layout, self.ends, self._by_age()
+        self._use(layout, recipe)
+        self.ends = [np.zeros_like(ends) for ends in old_ends]
+        for slot in slots.tolist():
+            for column, ends in enumerate(old_ends):
+                lanes = np.flatnonzero(ends[slot])
+                if len(lanes):
+                    found = np.empty((len(lanes), *self.shape), dtype=self.stored_dtype)
+                    firsts = ends[slot, lanes].astype(np.int64) - old_layout.stack
+                    _gather(old_frames, old_layout, lanes, [firsts], [found])
+                    self.ends[column][slot, lanes] = self.frames.append(lanes, layout.split(found), self._oldest)
+
+
+def _gather(
+    store: FrameStore, layout: StackLayout, lanes: Indices, firsts: list[Indices], outs: list[npt.NDArray[Any]]
+) -> None:
+    """Fill ``outs`` with the observations that begin at the frames ``firsts``."""
+    n = len(lanes)
+    if layout.is_contiguous:
+        store.gather(lanes, firsts, [out.reshape(n, layout.stack, layout.frame.size).view(np.uint8) for out in outs])
+        return
+    frames = [np.empty((n, layout.stack, layout.frame.nbytes), dtype=np.uint8) for _ in outs]
+    store.gather(lanes, firsts, frames)
+    for source, out in zip(frames, outs, strict=True):
+        layout.merge(source, out)

@@ -1,0 +1,63 @@
+"""Where a buffer's memory goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class MemoryUsage:
+    """Bytes that a buffer takes for what it holds now, by kind, beside what SB3's buffer would take for the same."""
+
+    method: str
+    """The method in use; with a Dict space, ``key: method`` for each key."""
+    transitions: int
+    payload: int
+    """Compressed observations."""
+    references: int
+    """Key frames, dictionaries and the newest frames, which are kept raw."""
+    index: int
+    """What finds an observation in the payload."""
+    fields: int
+    """Actions, rewards and so on, stored as SB3 stores them."""
+    raw_equivalent: int
+    """The same data in SB3's buffer."""
+
+    @property
+    def total(self) -> int:
+        return self.payload + self.references + self.index + self.fields
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller than SB3's buffer."""
+        return self.raw_equivalent / self.total if self.total else 1.0
+
+    @property
+    def bytes_per_transition(self) -> float:
+        return self.total / self.transitions if self.transitions else 0.0
+
+    def __repr__(self) -> str:
+        saved = 100 * (1 - self.total / self.raw_equivalent) if self.raw_equivalent else 0.0
+        rows = [
+            ("payload", self.payload),
+            ("references", self.references),
+            ("index", self.index),
+            ("other fields", self.fields),
+            ("total", self.total),
+            ("SB3 would take", self.raw_equivalent),
+        ]
+        lines = [f"{self.transitions:,} transitions, method {self.method}"]
+        lines += [f"  {name:<15}{_readable(size):>12}" for name, size in rows]
+        lines += [
+            f"  {'saved':<15}{saved:>11.2f}%   {self.ratio:.1f} times smaller, {self.bytes_per_transition:.0f} bytes per transition"
+        ]
+        return "\n".join(lines)
+
+
+def _readable(size: int) -> str:
+    value, unit = float(size), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1000 or unit == "TB":
+            break
+        value /= 1000
+    return f"{size} B" if unit == "B" else f"{value:.2f} {unit}"

@@ -1,0 +1,50 @@
+"""Work on all cores, outside the interpreter's lock.
+
+numba's own thread pool is not used: it aborts when two Python threads enter it at once and does not survive a fork.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+_SMALLEST_SLICE = 16
+_pool: ThreadPoolExecutor | None = None
+
+
+def core_count() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def run_in_slices(work: Callable[[int, int], Result], size: int) -> list[Result]:
+    """Call ``work(low, high)`` for consecutive slices of ``range(size)``, in parallel if there is enough to do."""
+    n_slices = min(core_count(), size // _SMALLEST_SLICE)
+    if n_slices <= 1:
+        return [work(0, size)]
+    bounds = [size * i // n_slices for i in range(n_slices + 1)]
+    others = [_executor().submit(work, low, high) for low, high in zip(bounds[1:-1], bounds[2:], strict=True)]
+    return [work(bounds[0], bounds[1]), *(other.result() for other in others)]
+
+
+def _executor() -> ThreadPoolExecutor:
+    global _pool
+    if _pool is None:
+        _pool = ThreadPoolExecutor(max(core_count() - 1, 1), thread_name_prefix="sb3-extra-buffers")
+    return _pool
+
+
+def _forget_pool() -> None:
+    """Threads do not survive a fork: the child starts its own."""
+    global _pool
+    _pool = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_pool)
