@@ -104,7 +104,8 @@ class DoomDeathmatch(gym.Env[npt.NDArray[np.uint8], np.int64]):
     def _mask(state: Any) -> npt.NDArray[np.uint8]:
         """Replace the number of each object in ViZDoom's labels by that of its class."""
         numbers = {category: number for number, category in enumerate(DOOM_CLASSES, start=1)}
-        class_of = np.zeros(256, np.uint8)
+        class_of: npt.NDArray[np.uint8] = np.zeros(256, np.uint8)
         for label in state.labels:
             class_of[label.value] = numbers.get(label.object_category, 255)
-        return class_of[state.labels_buffer]
+        mask: npt.NDArray[np.uint8] = class_of[state.labels_buffer]
+        return mask

@@ -24,7 +24,7 @@ _PROCESS_STATUS = Path("/proc/self/status")
 
 def rss() -> int:
     """Bytes of physical memory that this process holds now."""
-    return psutil.Process().memory_info().rss
+    return int(psutil.Process().memory_info().rss)
 
 
 def peak_rss() -> int:

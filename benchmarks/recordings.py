@@ -118,14 +118,15 @@ def play(env: VecEnv, steps: int, seed: int = SEED) -> Iterator[Transition]:
     """Play at random and yield what SB3 stores: ``next_obs`` is the terminal observation where an episode ends."""
     assert isinstance(env.action_space, gym.spaces.Discrete)
     rng = np.random.default_rng(seed)
-    obs = env.reset()
+    new_obs: Any  # an array, which VecEnv's types do not promise
+    obs: Any = env.reset()
     for _ in range(steps):
         action = rng.integers(env.action_space.n, size=env.num_envs)
         new_obs, reward, done, infos = env.step(action)
         next_obs = deepcopy(new_obs)
         for i in np.flatnonzero(done):
             next_obs[i] = infos[i]["terminal_observation"]
-        yield Transition(obs, next_obs, action, reward, done, infos)  # type: ignore[arg-type]  # never a Dict here
+        yield Transition(obs, next_obs, action, reward, done, infos)
         obs = new_obs
 
 
@@ -133,7 +134,8 @@ def record(name: str, steps: int, n_envs: int = 4) -> Path:
     """Play ``steps`` steps and write them to the cache."""
     env = make_env(name, n_envs, SEED)
     channels = env.observation_space.shape[0] // _stack(name)  # type: ignore[index]  # images have a shape
-    actions, rewards, dones, truncated, last_frames = [], [], [], [], []
+    actions, rewards, dones, truncated = [], [], [], []
+    last_frames: list[Frames] = []
     chunk: list[Frames] = []
 
     CACHE.mkdir(exist_ok=True)

@@ -23,14 +23,22 @@ def core_count() -> int:
     return os.cpu_count() or 1
 
 
-def run_in_slices(work: Callable[[int, int], Result], size: int) -> list[Result]:
-    """Call ``work(low, high)`` for consecutive slices of ``range(size)``, in parallel if there is enough to do."""
-    n_slices = min(core_count(), size // _SMALLEST_SLICE)
-    if n_slices <= 1:
-        return [work(0, size)]
+def run_in_slices(work: Callable[[int, int], Result], size: int, largest: int | None = None) -> list[Result]:
+    """Call ``work(low, high)`` for consecutive slices of ``range(size)``, in parallel if there is enough to do.
+
+    No slice is longer than ``largest``.
+    """
+    n_slices = max(1, min(core_count(), size // _SMALLEST_SLICE))
+    if largest is not None:
+        n_slices = max(n_slices, -(-size // largest))
     bounds = [size * i // n_slices for i in range(n_slices + 1)]
-    others = [_executor().submit(work, low, high) for low, high in zip(bounds[1:-1], bounds[2:], strict=True)]
-    return [work(bounds[0], bounds[1]), *(other.result() for other in others)]
+    slices = list(zip(bounds[:-1], bounds[1:], strict=True))
+    if n_slices == 1 or core_count() == 1:
+        return [work(low, high) for low, high in slices]
+    # This thread does its share: the pool has one thread less than there are cores.
+    mine = len(slices) // core_count() or 1
+    others = [_executor().submit(work, low, high) for low, high in slices[mine:]]
+    return [*(work(low, high) for low, high in slices[:mine]), *(other.result() for other in others)]
 
 
 def _executor() -> ThreadPoolExecutor:

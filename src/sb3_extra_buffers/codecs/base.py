@@ -10,8 +10,7 @@ that of compressing a small frame. They see frames as plain bytes, so that every
 Two rules let the store stay free of per-record headers:
 
 * A record whose encoded form would not be smaller is stored as it is, and a record of exactly ``record_bytes`` bytes
-  is therefore a raw one. :meth:`Codec.encode` and :meth:`Codec.decode` take care of that; the methods with an
-  underscore, which a codec implements, never meet a raw record when decoding.
+  is therefore a raw one. :class:`RecordCodec` takes care of that for codecs that handle one record at a time.
 * What a record needs beside its own bytes (a key frame, a dictionary) is a *reference*, known by a number that the
   store keeps next to the record and hands back to :meth:`Codec.release` when the record is gone.
 """
@@ -24,6 +23,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from sb3_extra_buffers.errors import CorruptDataError
 
 if TYPE_CHECKING:
     from sb3_extra_buffers.storage.frame_store import FrameStore
@@ -92,33 +93,17 @@ class Codec(ABC):
         """Memory held by references now."""
         return 0
 
+    @abstractmethod
     def encode(self, records: Bytes, lanes: Indices) -> Encoded:
         """Compress ``records``, an ``(n, record_bytes)`` array whose row ``i`` belongs to lane ``lanes[i]``."""
-        encoded = [self._encode_record(record) for record in records]
-        kept = [
-            data if len(data) < self.record_bytes else record for data, record in zip(encoded, records, strict=True)
-        ]
-        lengths = np.fromiter(map(len, kept), dtype=np.int64, count=len(kept))
-        data = np.frombuffer(b"".join(map(memoryview, kept)), dtype=np.uint8)  # type: ignore[arg-type]
-        return Encoded(data, lengths, np.full(len(kept), NO_REFERENCE))
 
+    @abstractmethod
     def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
         """Rebuild records into the rows of ``out``, an ``(n, record_bytes)`` array.
 
         Record ``i`` lies at ``data[starts[i] : starts[i] + lengths[i]]``. Bytes that were not written by
-        :meth:`encode` raise :class:`~sb3_extra_buffers.errors.CorruptDataError`.
+        :meth:`encode` raise :class:`~sb3_extra_buffers.errors.CorruptDataError`. It runs in several threads at once.
         """
-        for row, start, length in zip(out, starts.tolist(), lengths.tolist(), strict=True):
-            payload = data[start : start + length]
-            row[:] = payload if length == self.record_bytes else self._decode_record(payload)
-
-    @abstractmethod
-    def _encode_record(self, record: Bytes) -> bytes | Bytes:
-        """One record as bytes, of any length."""
-
-    @abstractmethod
-    def _decode_record(self, payload: Bytes) -> Bytes:
-        """The ``record_bytes`` bytes that ``payload`` was made from."""
 
     def gather(self, store: FrameStore, lanes: Indices, firsts: list[Indices], outs: list[Bytes]) -> None:
         """Fill batches with runs of consecutive frames.
@@ -132,5 +117,30 @@ class Codec(ABC):
     def release(self, references: Indices) -> None:
         """Forget one use of each reference; called when records leave the store."""
 
-    def clear(self) -> None:
-        """All records are gone. What was learnt from the data (references in use) may stay."""
+
+class RecordCodec(Codec):
+    """A codec that encodes and decodes one record at a time."""
+
+    def encode(self, records: Bytes, lanes: Indices) -> Encoded:
+        encoded = [self._encode_record(record) for record in records]
+        kept = [
+            data if len(data) < self.record_bytes else record for data, record in zip(encoded, records, strict=True)
+        ]
+        lengths = np.fromiter(map(len, kept), dtype=np.int64, count=len(kept))
+        data = np.frombuffer(b"".join(map(memoryview, kept)), dtype=np.uint8)  # type: ignore[arg-type]
+        return Encoded(data, lengths, np.full(len(kept), NO_REFERENCE))
+
+    def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
+        for row, start, length in zip(out, starts.tolist(), lengths.tolist(), strict=True):
+            payload = data[start : start + length]
+            if len(payload) != length:
+                raise CorruptDataError(f"The record at byte {start} lies outside the store.")
+            row[:] = payload if length == self.record_bytes else self._decode_record(payload)
+
+    @abstractmethod
+    def _encode_record(self, record: Bytes) -> bytes | Bytes:
+        """One record as bytes, of any length."""
+
+    @abstractmethod
+    def _decode_record(self, payload: Bytes) -> Bytes:
+        """The ``record_bytes`` bytes that ``payload`` was made from."""

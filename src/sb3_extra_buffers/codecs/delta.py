@@ -1,10 +1,12 @@
 """``delta``: what changed since the frame before.
 
-A record is a chain of frames: the first as the words that differ from the lane's *reference frame*, each of the others as
-the words that differ from its predecessor. Words are 4 bytes of the frame, whatever its dtype, so the method is exact for
-all of them. A record consists of
+A record is a chain of frames. Each is given as the words that differ from its predecessor, the first as those that differ
+from the lane's *reference frame*. Words are 4 bytes of the frame, whatever its dtype, so the method is exact for all of
+them. A record consists of
 
-* per frame, the number of its changes as ``uint32``, or ``0xFFFFFFFF`` for a frame that is given as a whole;
+* per frame, a ``uint32``: the number of its changes, and in its two highest bits what they are relative to: 0 the frame
+  before, 1 the reference frame, 2 a frame of zeros (stacks are filled with them after a reset), 3 nothing, the frame being
+  given whole;
 * the new words of all frames, one after the other, ``uint32``;
 * for each change, the number of unchanged words before it, ``uint8``. Where more than 255 words stay the same, an unchanged
   word is written as if it had changed.
@@ -22,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sb3_extra_buffers.codecs.base import Bytes, Codec, Encoded, FrameSpec, Indices
+from sb3_extra_buffers.codecs.delta_format import KIND_SHIFT, PREVIOUS, REFERENCE, WHOLE, ZERO
 from sb3_extra_buffers.codecs.references import UseCounts
 from sb3_extra_buffers.compiled import load_kernels
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
 
 Words = npt.NDArray[np.uint32]
 
-WHOLE = 0xFFFFFFFF
 _KERNELS = "sb3_extra_buffers.codecs.delta_kernels"
 
 
@@ -72,7 +74,9 @@ class DeltaCodec(Codec):
 
     def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
         shape = (self.frames_per_record, self.frame.nbytes)
-        for row, start, length, reference in zip(out, starts.tolist(), lengths.tolist(), references.tolist(), strict=True):
+        for row, start, length, reference in zip(
+            out, starts.tolist(), lengths.tolist(), references.tolist(), strict=True
+        ):
             payload = data[start : start + length]
             if len(payload) != length or not 0 <= reference < len(self._frames):
                 raise CorruptDataError(f"The record at byte {start} lies outside the store or has no reference.")
@@ -82,25 +86,11 @@ class DeltaCodec(Codec):
                 row.reshape(shape)[:] = decode_numpy(payload, self._frames[reference], *shape)
 
     def gather(self, store: FrameStore, lanes: Indices, firsts: list[Indices], outs: list[Bytes]) -> None:
-        kernels = load_kernels(_KERNELS)
-        if kernels is None or len(outs) > 2:
+        if not gather_compiled(store, self._frames, lanes, firsts, outs):
             store.gather_records(lanes, firsts, outs)
-            return
-        arrays = (
-            lanes, np.stack(firsts), outs[0], outs[-1], store.ring, store.encoded, store.arena.data,
-            store.starts, store.lengths, store.references, self._frames, self.frames_per_record,
-        )  # fmt: skip
-        if not all(run_in_slices(lambda low, high: kernels.gather(*arrays, low, high), len(lanes))):
-            raise CorruptDataError("Stored delta records do not decode.")
 
     def release(self, references: Indices) -> None:
         self._uses.drop(references)
-
-    def _encode_record(self, record: Bytes) -> bytes:
-        raise AssertionError("delta encodes batches")
-
-    def _decode_record(self, payload: Bytes) -> Bytes:
-        raise AssertionError("delta decodes batches")
 
     def _as_words(self, records: Bytes) -> Words:
         frames = records.reshape(len(records), self.frames_per_record, self.frame.nbytes)
@@ -115,7 +105,8 @@ class DeltaCodec(Codec):
         changes = np.count_nonzero(first_frames != self._frames[current], axis=1)
         recent_changes = np.count_nonzero(first_frames != self._previous[lanes], axis=1)
         self._previous[lanes] = first_frames
-        self._regret[lanes] += np.maximum(5 * (changes - recent_changes), 0)
+        # Frames of zeros, which fill up stacks after a reset, say nothing about the scene.
+        self._regret[lanes] += np.maximum(5 * (changes - recent_changes), 0) * first_frames.any(axis=1)
         for row in np.flatnonzero(self._regret[lanes] > self.frame.nbytes).tolist():
             lane = lanes[row]
             self._uses.drop(self._current[[lane]])
@@ -136,21 +127,39 @@ class DeltaCodec(Codec):
             self._previous = np.pad(self._previous, ((0, missing), (0, 0)))
 
 
+def gather_compiled(
+    store: FrameStore, references: Words, lanes: Indices, firsts: list[Indices], outs: list[Bytes]
+) -> bool:
+    """Gather frames from delta or raw records straight into ``outs``; false if that needs what is not there."""
+    kernels = load_kernels(_KERNELS)
+    if kernels is None or len(outs) > 2:
+        return False
+    arrays = (
+        lanes, np.stack(firsts), outs[0], outs[-1], store.ring, store.encoded, store.arena.data,
+        store.starts, store.lengths, store.references, references, store.codec.frames_per_record,
+    )  # fmt: skip
+    if not all(run_in_slices(lambda low, high: kernels.gather(*arrays, low, high), len(lanes))):
+        raise CorruptDataError("Stored records do not decode.")
+    return True
+
+
 def encode_numpy(words: Words, bases: Words, frame_bytes: int) -> tuple[Bytes, Indices]:
     """The reference for the format, and the way without numba: records ``words[i]`` against the frames ``bases[i]``."""
     encoded = []
     for record, base in zip(words, bases, strict=True):
         counts, changed, skips = [], [], []
-        for frame, before in zip(record, [base, *record[:-1]], strict=True):
-            places = np.flatnonzero(frame != before)
-            gaps = zip([-1, *places[:-1].tolist()], places.tolist(), strict=True) if len(places) else ()
-            fillers = [np.arange(last + 256, place, 256) for last, place in gaps if place - last > 256]
-            places = np.sort(np.concatenate([places, *fillers]))
+        for frame, previous in zip(record, [base, *record[:-1]], strict=True):
+            kind, places = PREVIOUS, _changes(frame, previous)
+            if 8 * len(places) > len(frame):
+                for other_kind, other in ((REFERENCE, base), (ZERO, np.zeros_like(base))):
+                    other_places = _changes(frame, other)
+                    if len(other_places) < len(places):
+                        kind, places = other_kind, other_places
             if 5 * len(places) >= 4 * len(frame):
-                counts.append(WHOLE)
+                counts.append(WHOLE << KIND_SHIFT)
                 changed.append(frame)
             else:
-                counts.append(len(places))
+                counts.append(kind << KIND_SHIFT | len(places))
                 changed.append(frame[places])
                 skips.append((np.diff(places, prepend=-1) - 1).astype(np.uint8))
         sections = [np.array(counts, dtype="<u4"), np.concatenate(changed).astype("<u4"), *skips]
@@ -162,26 +171,35 @@ def encode_numpy(words: Words, bases: Words, frame_bytes: int) -> tuple[Bytes, I
 
 def decode_numpy(payload: Bytes, base: Words, n_frames: int, frame_bytes: int) -> Bytes:
     """The frames of one record that is not raw."""
-    counts = payload[: 4 * n_frames].tobytes()
-    if len(counts) != 4 * n_frames:
+    header = payload[: 4 * n_frames].tobytes()
+    if len(header) != 4 * n_frames:
         raise CorruptDataError(f"A delta record of {len(payload)} bytes is too short for {n_frames} frames.")
-    numbers = np.frombuffer(counts, dtype="<u4").astype(np.int64)
-    n_changed = int(np.where(numbers == WHOLE, len(base), numbers).sum())
-    n_skips = int(np.where(numbers == WHOLE, 0, numbers).sum())
+    kinds, counts = np.divmod(np.frombuffer(header, dtype="<u4").astype(np.int64), 1 << KIND_SHIFT)
+    n_changed = int(np.where(kinds == WHOLE, len(base), counts).sum())
+    n_skips = int(np.where(kinds == WHOLE, 0, counts).sum())
     if len(payload) != 4 * n_frames + 4 * n_changed + n_skips:
         raise CorruptDataError(f"A delta record of {len(payload)} bytes does not agree with its counts.")
     changed = np.frombuffer(payload[4 * n_frames : 4 * n_frames + 4 * n_changed].tobytes(), dtype="<u4")
     skips = payload[4 * n_frames + 4 * n_changed :].astype(np.int64)
     frames = np.empty((n_frames, len(base)), dtype=np.uint32)
-    frame = base.copy()
-    for i, count in enumerate(numbers.tolist()):
-        if count == WHOLE:
-            frame, changed = changed[: len(base)].copy(), changed[len(base) :]
+    previous = base
+    for frame, kind, count in zip(frames, kinds.tolist(), counts.tolist(), strict=True):
+        if kind == WHOLE:
+            frame[:], changed = changed[: len(base)], changed[len(base) :]
         else:
+            frame[:] = {PREVIOUS: previous, REFERENCE: base, ZERO: 0}[kind]
             places = np.cumsum(skips[:count] + 1) - 1
             if count and places[-1] >= len(base):
                 raise CorruptDataError("A delta record changes words beyond the end of its frame.")
             frame[places] = changed[:count]
             changed, skips = changed[count:], skips[count:]
-        frames[i] = frame
+        previous = frame
     return frames.astype("<u4").view(np.uint8)[:, :frame_bytes]
+
+
+def _changes(frame: Words, base: Words) -> Indices:
+    """The words of ``frame`` to be written: those that differ from ``base``, and some between them to bridge large gaps."""
+    places = np.flatnonzero(frame != base)
+    steps = zip([-1, *places[:-1].tolist()], places.tolist(), strict=len(places) > 0)
+    fillers = [np.arange(last + 256, place, 256) for last, place in steps if place - last > 256]
+    return np.sort(np.concatenate([places, *fillers]))

@@ -5,7 +5,35 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-WHOLE = 0xFFFFFFFF
+from sb3_extra_buffers.codecs.delta_format import COUNT_MASK, KIND_SHIFT, PREVIOUS, REFERENCE, WHOLE, ZERO
+
+
+@njit(nogil=True, cache=True)
+def _find_changes(frame, base, changed, skips):
+    """Write the words of ``frame`` that differ from ``base``, with what is skipped before each; return their number."""
+    n_words = frame.shape[0]
+    count = 0
+    last = -1
+    for start in range(0, n_words, 16):
+        some, some_base = frame[start : start + 16], base[start : start + 16]
+        difference = np.uint32(0)
+        for i in range(some.shape[0]):
+            difference |= some[i] ^ some_base[i]
+        if difference == 0:
+            continue
+        for i in range(some.shape[0]):
+            if some[i] != some_base[i]:
+                at = start + i
+                while at - last > 256:  # too far for one byte: write a word that did not change
+                    last += 256
+                    changed[count] = frame[last]
+                    skips[count] = 255
+                    count += 1
+                changed[count] = some[i]
+                skips[count] = at - last - 1
+                count += 1
+                last = at
+    return count
 
 
 @njit(nogil=True, cache=True)
@@ -16,38 +44,34 @@ def encode(words, bases, frame_bytes, out, lengths):
     changed = np.empty(group * n_words, dtype=np.uint32)
     skips = np.empty(group * n_words, dtype=np.uint8)
     counts = np.empty(group, dtype=np.uint32)
+    other_changed = np.empty(n_words, dtype=np.uint32)
+    other_skips = np.empty(n_words, dtype=np.uint8)
+    zero = np.zeros(n_words, dtype=np.uint32)
     position = 0
     for record in range(n_records):
         n_changed = 0
         n_skips = 0
-        base = bases[record]
+        previous = bases[record]
         for i in range(group):
             frame = words[record, i]
-            first, first_skip = n_changed, n_skips
-            last = -1
-            for at in range(n_words):
-                word = frame[at]
-                if word != base[at] or at - last == 256:
-                    # A word is also written, unchanged, where the next one would be too far for one byte. Whether
-                    # there is a next one is not known yet: what follows the last change is taken back below.
-                    changed[n_changed] = word
-                    skips[n_skips] = at - last - 1
-                    n_changed += 1
-                    n_skips += 1
-                    last = at
-            while n_changed > first and changed[n_changed - 1] == base[last]:
-                n_changed -= 1
-                n_skips -= 1
-                last -= np.int64(skips[n_skips]) + 1
-            if 5 * (n_changed - first) >= 4 * n_words:
-                for at in range(n_words):
-                    changed[first + at] = frame[at]
-                n_changed = first + n_words
-                n_skips = first_skip
-                counts[i] = WHOLE
+            kind = PREVIOUS
+            count = _find_changes(frame, previous, changed[n_changed:], skips[n_skips:])
+            if 8 * count > n_words:  # a cut in the scene, an episode that begins: something else may be closer
+                for other_kind, base in ((REFERENCE, bases[record]), (ZERO, zero)):
+                    other_count = _find_changes(frame, base, other_changed, other_skips)
+                    if other_count < count:
+                        kind, count = other_kind, other_count
+                        changed[n_changed : n_changed + count] = other_changed[:count]
+                        skips[n_skips : n_skips + count] = other_skips[:count]
+            if 5 * count >= 4 * n_words:
+                changed[n_changed : n_changed + n_words] = frame
+                n_changed += n_words
+                kind, count = WHOLE, 0
             else:
-                counts[i] = n_changed - first
-            base = frame
+                n_changed += count
+                n_skips += count
+            counts[i] = (kind << KIND_SHIFT) | count
+            previous = frame
         length = 4 * group + 4 * n_changed + n_skips
         if length < record_bytes:
             target = out[position : position + 4 * group].view(np.uint32)
@@ -73,14 +97,20 @@ def encode(words, bases, frame_bytes, out, lengths):
 @njit(nogil=True, cache=True)
 def _patch(frame, data, words_at, skips_at, count):
     """Apply one frame's changes to ``frame``; false if they do not fit into it."""
-    n_words = frame.shape[0]
     words = data[words_at : words_at + 4 * count].view(np.uint32)
-    at = -1
+    skips = data[skips_at : skips_at + count]
+    # Places only grow, so the last one tells whether all are inside.
+    last = count - 1
     for i in range(count):
-        at += np.int64(data[skips_at + i]) + 1
-        if at >= n_words:
-            return False
+        last += skips[i]
+    if last >= frame.shape[0]:
+        return False
+    # Unsigned, because numba otherwise allows for negative indices at every step.
+    at = np.uint64(0)
+    for i in range(count):
+        at += np.uint64(skips[i])
         frame[at] = words[i]
+        at += np.uint64(1)
     return True
 
 
@@ -92,8 +122,8 @@ def _sections(data, start, length, group, n_words):
     counts = data[start : start + 4 * group].view(np.uint32)
     n_changed, n_skips = 0, 0
     for i in range(group):
-        count = np.int64(counts[i])
-        if count == WHOLE:
+        count = np.int64(counts[i]) & COUNT_MASK
+        if np.int64(counts[i]) >> KIND_SHIFT == WHOLE:
             n_changed += n_words
         elif count <= n_words:
             n_changed += count
@@ -107,7 +137,22 @@ def _sections(data, start, length, group, n_words):
 
 @njit(nogil=True, cache=True)
 def _walk(
-    lane, begin, stop, row, firsts, outs_0, outs_1, ring, encoded, data, starts, lengths, references, table, group, frame
+    lane,
+    begin,
+    stop,
+    row,
+    firsts,
+    outs_0,
+    outs_1,
+    ring,
+    encoded,
+    data,
+    starts,
+    lengths,
+    references,
+    table,
+    group,
+    frame,
 ):
     """Visit the frames ``begin`` to ``stop - 1`` of a lane in order and copy each to wherever it is wanted."""
     stack, frame_bytes = outs_0.shape[1], outs_0.shape[2]
@@ -117,6 +162,7 @@ def _walk(
     record = np.int64(-1)
     raw = False
     start, words_at, skips_at, next_in_record = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
+    reference = np.int64(0)
     for number in range(begin, stop):
         if number >= encoded[lane]:
             source = ring[lane, number % ring.shape[1]]
@@ -133,7 +179,7 @@ def _walk(
                         return False
                 else:
                     words_at, skips_at = _sections(data, start, length, group, n_words)
-                    reference = references[lane, slot]
+                    reference = np.int64(references[lane, slot])
                     if words_at < 0 or reference >= table.shape[0]:
                         return False
                     for at in range(n_words):
@@ -144,13 +190,20 @@ def _walk(
             else:
                 counts = data[start : start + 4 * group].view(np.uint32)
                 while next_in_record <= number % group:
-                    count = np.int64(counts[next_in_record])
-                    if count == WHOLE:
+                    kind = np.int64(counts[next_in_record]) >> KIND_SHIFT
+                    count = np.int64(counts[next_in_record]) & COUNT_MASK
+                    if kind == WHOLE:
                         whole = data[words_at : words_at + 4 * n_words].view(np.uint32)
                         for at in range(n_words):
                             frame[at] = whole[at]
                         words_at += 4 * n_words
                     else:
+                        if kind == REFERENCE:
+                            for at in range(n_words):
+                                frame[at] = table[reference, at]
+                        elif kind == ZERO:
+                            for at in range(n_words):
+                                frame[at] = 0
                         if not _patch(frame, data, words_at, skips_at, count):
                             return False
                         words_at += 4 * count
@@ -172,9 +225,7 @@ def _walk(
 
 
 @njit(nogil=True, cache=True)
-def gather(
-    lanes, firsts, outs_0, outs_1, ring, encoded, data, starts, lengths, references, table, group, low, high
-):
+def gather(lanes, firsts, outs_0, outs_1, ring, encoded, data, starts, lengths, references, table, group, low, high):
     """Rows ``low`` to ``high - 1`` of :meth:`sb3_extra_buffers.codecs.base.Codec.gather`; false if bytes are corrupt.
 
     With two rows in ``firsts``, ``outs_1`` is filled as well, in one visit where the two runs of frames meet.

@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sb3_extra_buffers.codecs.base import Bytes, Codec, FrameSpec, Indices
+from sb3_extra_buffers.codecs.base import Bytes, FrameSpec, Indices, RecordCodec
 from sb3_extra_buffers.codecs.method import Method
 from sb3_extra_buffers.errors import CorruptDataError
 
 
-class LibraryCodec(Codec):
+class LibraryCodec(RecordCodec):
     """A codec with compression levels whose work is done by a library."""
 
     not_pickled: ClassVar[tuple[str, ...]] = ("_library",)

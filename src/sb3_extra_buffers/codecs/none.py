@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from sb3_extra_buffers.codecs.base import Bytes, Codec
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Codec, Encoded, Indices
+from sb3_extra_buffers.codecs.delta import gather_compiled
 from sb3_extra_buffers.errors import CorruptDataError
+
+if TYPE_CHECKING:
+    from sb3_extra_buffers.storage.frame_store import FrameStore
 
 
 class NoneCodec(Codec):
@@ -11,8 +19,16 @@ class NoneCodec(Codec):
 
     name = "none"
 
-    def _encode_record(self, record: Bytes) -> Bytes:
-        return record
+    def encode(self, records: Bytes, lanes: Indices) -> Encoded:
+        n = len(records)
+        return Encoded(records.reshape(-1), np.full(n, self.record_bytes), np.full(n, NO_REFERENCE))
 
-    def _decode_record(self, payload: Bytes) -> Bytes:
-        raise CorruptDataError(f"A raw record has {self.record_bytes} bytes, not {len(payload)}.")
+    def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
+        if (lengths != self.record_bytes).any() or (starts < 0).any() or (starts + lengths > len(data)).any():
+            raise CorruptDataError(f"Raw records have {self.record_bytes} bytes and lie inside the store; some do not.")
+        np.take(np.lib.stride_tricks.sliding_window_view(data, self.record_bytes), starts, axis=0, out=out, mode="clip")
+
+    def gather(self, store: FrameStore, lanes: Indices, firsts: list[Indices], outs: list[Bytes]) -> None:
+        references = np.zeros((1, -(-self.frame.nbytes // 4)), dtype=np.uint32)
+        if not gather_compiled(store, references, lanes, firsts, outs):
+            store.gather_records(lanes, firsts, outs)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import operator
 import re
 from collections.abc import Iterable
@@ -142,6 +143,6 @@ def _valid_methods() -> str:
 def _ranges(levels: Iterable[int]) -> str:
     """``-100..-1 and 1..22``."""
     numbers = sorted(levels)
-    starts = [number for number in numbers if number - 1 not in numbers]
-    ends = [number for number in numbers if number + 1 not in numbers]
-    return " and ".join(f"{start}..{end}" for start, end in zip(starts, ends, strict=True))
+    gaps = [(low, high) for low, high in itertools.pairwise(numbers) if high - low > 1]
+    ends = [numbers[0], *itertools.chain.from_iterable(gaps), numbers[-1]]
+    return " and ".join(f"{first}..{last}" for first, last in zip(ends[::2], ends[1::2], strict=True))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sb3_extra_buffers.codecs.base import Bytes, Codec, FrameSpec
+from sb3_extra_buffers.codecs.base import Bytes, FrameSpec, RecordCodec
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
 
 Unsigned = npt.NDArray[np.unsignedinteger[Any]]
@@ -35,7 +35,7 @@ def run_dtype(runs_type: npt.DTypeLike | None, element_count: int) -> np.dtype[A
     return np.dtype(f"u{dtype.itemsize}")
 
 
-class RleCodec(Codec):
+class RleCodec(RecordCodec):
     """Run-length encoding. Runs that are too long for ``runs_type`` are split."""
 
     name = "rle"

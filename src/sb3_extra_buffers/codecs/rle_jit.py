@@ -12,7 +12,6 @@ from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Encoded, FrameSpe
 from sb3_extra_buffers.codecs.rle import RleCodec, Unsigned
 from sb3_extra_buffers.compiled import load_kernels
 from sb3_extra_buffers.errors import CorruptDataError, MissingPackageError
-from sb3_extra_buffers.threads import run_in_slices
 
 
 class RleJitCodec(RleCodec):
@@ -39,9 +38,8 @@ class RleJitCodec(RleCodec):
     def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
         in_place = out.flags.c_contiguous and out.ctypes.data % self.element_type.alignment == 0
         target = out if in_place else np.empty((len(out), self.record_bytes), dtype=np.uint8)
-        kernels = self._kernels()
-        arrays = (np.ascontiguousarray(data), starts, lengths, self._no_runs(), target.view(self.element_type))
-        bad = max(run_in_slices(lambda low, high: int(kernels.decode(*arrays, low, high)), len(out)))
+        elements = target.view(self.element_type)
+        bad = self._kernels().decode(np.ascontiguousarray(data), starts, lengths, self._no_runs(), elements)
         if bad >= 0:
             raise CorruptDataError(f"The run-length record at byte {starts[bad]} does not decode.")
         if not in_place:

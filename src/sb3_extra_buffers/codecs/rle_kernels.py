@@ -59,18 +59,16 @@ def encode(elements: Unsigned, no_runs: Unsigned, longest_run: int, data: Bytes,
 
 
 @njit(nogil=True, cache=True)
-def decode(
-    data: Bytes, starts: Indices, lengths: Indices, no_runs: Unsigned, elements: Unsigned, low: int, high: int
-) -> int:
-    """Decode records ``low`` to ``high - 1`` into rows of ``elements``. Return the first that is corrupt, or -1."""
-    size = elements.shape[1]
+def decode(data: Bytes, starts: Indices, lengths: Indices, no_runs: Unsigned, elements: Unsigned) -> int:
+    """Decode records into the rows of ``elements``. Return the number of the first that is corrupt, or -1."""
+    n_records, size = elements.shape
     record_bytes = size * elements.itemsize
     pair_bytes = no_runs.itemsize + elements.itemsize
     most_runs = record_bytes // pair_bytes
     runs = np.empty(most_runs + 1, dtype=no_runs.dtype)
     values = np.empty(most_runs + 1, dtype=elements.dtype)
     run_bytes, value_bytes = runs.view(np.uint8), values.view(np.uint8)
-    for record in range(low, high):
+    for record in range(n_records):
         start, length = starts[record], lengths[record]
         if start < 0 or length < 0 or length > record_bytes or start > data.shape[0] - length:
             return record
@@ -84,7 +82,7 @@ def decode(
         middle = start + count * no_runs.itemsize
         _copy(data[start:middle], run_bytes[: middle - start])
         _copy(data[middle : start + length], value_bytes[: count * elements.itemsize])
-        position = 0
+        position = np.int64(0)
         for index in range(count):
             run = np.int64(runs[index])  # a uint64 beyond the range of int64 turns negative
             if run < 0 or run > size - position:
@@ -104,4 +102,4 @@ def compile_all() -> None:
     no_runs = np.zeros(0, dtype=np.uint16)
     data, lengths = np.empty(8, dtype=np.uint8), np.zeros(1, dtype=np.int64)
     encode(elements, no_runs, 8, data, lengths)
-    decode(data, np.zeros(1, dtype=np.int64), lengths, no_runs, elements, 0, 1)
+    decode(data, np.zeros(1, dtype=np.int64), lengths, no_runs, elements)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -11,25 +11,22 @@ from sb3_extra_buffers.codecs.availability import require
 from sb3_extra_buffers.codecs.base import Bytes, FrameSpec, Indices
 from sb3_extra_buffers.codecs.library import LibraryCodec
 from sb3_extra_buffers.errors import CorruptDataError
-from sb3_extra_buffers.threads import core_count
 
-_WORTH_THREADS = 4 << 20
-"""Decoded bytes from which the library's threads, started anew for every call, gain more than they cost."""
-_MOST_THREADS = 8
+_WORTH_A_BATCH = 8
+"""Records from which one call of the library for all of them is faster than a call for each."""
 
 
 class ZstdCodec(LibraryCodec):
     """Zstandard with 1 to 22, or -1 to -100 for less compression and more speed.
 
-    Large batches are decoded in ``threads`` threads: by default one per core and at most 8; 0 or 1 turns threads off,
-    -1 is one per core without that limit.
+    The store spreads a batch over the cores; ``threads`` more than 1 lets the library use as many for each part of it.
     """
 
     name = "zstd"
     levels = (*range(-100, 0), *range(1, 23))
-    not_pickled = ("_library", "_contexts")
+    not_pickled: ClassVar[tuple[str, ...]] = ("_library", "_contexts")
 
-    def __init__(self, frame: FrameSpec, *, compresslevel: int = -3, threads: int | None = None) -> None:
+    def __init__(self, frame: FrameSpec, *, compresslevel: int = -3, threads: int = 1) -> None:
         self.threads = threads
         super().__init__(frame, compresslevel)
 
@@ -71,29 +68,29 @@ class ZstdCodec(LibraryCodec):
         return decompressed
 
     def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
-        threads = self._thread_count()
+        self._decode_with(self._decompressor, data, starts, lengths, out)
+
+    def _decode_with(self, decompressor: Any, data: Bytes, starts: Indices, lengths: Indices, out: Bytes) -> None:
         compressed = np.flatnonzero(lengths != self.record_bytes)
-        if threads <= 1 or len(compressed) * self.record_bytes < _WORTH_THREADS:
-            super().decode(data, starts, lengths, references, out)
-            return
         raw = np.flatnonzero(lengths == self.record_bytes)
-        segments = np.stack([starts[compressed], lengths[compressed]], axis=1).astype(np.uint64)
-        sizes = np.full(len(compressed), self.record_bytes, dtype=np.uint64)
+        at_once = "multi_decompress_to_buffer" in self._library.backend_features and len(compressed) >= _WORTH_A_BATCH
         errors: tuple[type[Exception], ...] = (ValueError, *self._errors)
         try:
-            decoded = self._decompressor.multi_decompress_to_buffer(
-                self._library.BufferWithSegments(data, segments), decompressed_sizes=sizes, threads=threads
-            )
+            if at_once:
+                segments = np.stack([starts[compressed], lengths[compressed]], axis=1).astype(np.uint64)
+                sizes = np.full(len(compressed), self.record_bytes, dtype=np.uint64)
+                decoded = decompressor.multi_decompress_to_buffer(
+                    self._library.BufferWithSegments(data, segments), decompressed_sizes=sizes, threads=self.threads
+                )
+            else:
+                payloads = zip(starts[compressed].tolist(), lengths[compressed].tolist(), strict=True)
+                decoded = (
+                    decompressor.decompress(data[start : start + length], self.record_bytes)
+                    for start, length in payloads
+                )
             for row, record in zip(compressed.tolist(), decoded, strict=True):
                 out[row].data[:] = record
             for row, start in zip(raw.tolist(), starts[raw].tolist(), strict=True):
                 out[row] = data[start : start + self.record_bytes]
         except errors as error:
-            raise CorruptDataError(f"A batch of zstd records does not decode: {error}.") from error
-
-    def _thread_count(self) -> int:
-        if "multi_decompress_to_buffer" not in self._library.backend_features:  # the library's variant without C
-            return 1
-        if self.threads is None:
-            return min(core_count(), _MOST_THREADS)
-        return core_count() if self.threads < 0 else self.threads
+            raise CorruptDataError(f"A batch of {self.name} records does not decode: {error}.") from error

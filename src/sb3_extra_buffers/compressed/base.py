@@ -90,7 +90,7 @@ class BaseCompressedBuffer(BaseBuffer):
             method=", ".join(f"{key}: {store.label}" if key else store.label for key, store in self._stores.items()),
             transitions=transitions,
             payload=sum(store.frames.arena.live_bytes for store in stores),
-            references=sum(store.frames.codec.reference_bytes + store.frames.ring.nbytes for store in stores),
+            references=sum(store.frames.reference_bytes for store in stores),
             index=sum(store.frames.index_bytes + round(filled * sum(map(_nbytes, store.ends))) for store in stores),
             fields=round(filled * fields),
             raw_equivalent=round(filled * fields) + transitions * raw,

@@ -16,9 +16,7 @@ _UNSIGNED = (np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.uint32), np.dt
 _SIGNED = (np.dtype(np.int8), np.dtype(np.int16), np.dtype(np.int32), np.dtype(np.int64))
 
 
-def find_smallest_dtype(
-    max_val: float, signed: bool = False, fallback: npt.DTypeLike = np.float32
-) -> np.dtype[Any]:
+def find_smallest_dtype(max_val: float, signed: bool = False, fallback: npt.DTypeLike = np.float32) -> np.dtype[Any]:
     """The smallest integer dtype that holds ``max_val``, or ``fallback`` where none does.
 
     A negative ``max_val`` needs a signed dtype and gets one. A number with a fraction fits into no integer dtype.
@@ -37,8 +35,8 @@ def find_buffer_dtypes(
 ) -> dict[str, np.dtype[Any]]:
     """The ``dtypes`` argument of a compressed buffer for observations of ``obs_shape`` and ``elem_dtype``.
 
-    ``runs_type`` is wide enough for a run as long as a whole observation. For a ``-jit`` method, the code for these dtypes
-    is compiled as well, which should happen before worker processes are forked.
+    ``runs_type`` is wide enough for a run as long as a whole observation. For a ``-jit`` method, the code for these
+    dtypes is compiled as well, which should happen before worker processes are forked.
     """
     shape = obs_shape if isinstance(obs_shape, Iterable) else (obs_shape,)
     elem_type = np.dtype(elem_dtype)

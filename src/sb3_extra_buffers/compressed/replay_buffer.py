@@ -13,6 +13,7 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_extra_buffers.compressed.base import SINGLE, BaseCompressedBuffer
+from sb3_extra_buffers.compressed.n_step_check import check_n_steps
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
 
 
@@ -38,6 +39,7 @@ class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
         handle_timeout_termination: bool = True,
         **kwargs: Any,
     ) -> None:
+        check_n_steps(self, observation_space, kwargs)
         if optimize_memory_usage and handle_timeout_termination:
             raise ConfigurationError(
                 "optimize_memory_usage=True and handle_timeout_termination=True do not go together, as in SB3. Leave out "
@@ -69,7 +71,8 @@ class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
         # SB3's own method would copy every observation twice before it reaches the store.
         next_column, next_slot = (0, (self.pos + 1) % self.buffer_size) if self.optimize_memory_usage else (1, self.pos)
         parts = {
-            key: (store.checked(_part(obs, key)), store.checked(_part(next_obs, key))) for key, store in self._stores.items()
+            key: (store.checked(_part(obs, key)), store.checked(_part(next_obs, key)))
+            for key, store in self._stores.items()
         }
         for key, store in self._stores.items():
             store.write(0, self.pos, parts[key][0])
@@ -95,26 +98,38 @@ class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
         return self._samples_at(batch_inds, env_indices, env)
 
     def _samples_at(
-        self, batch_inds: npt.NDArray[np.int64], env_indices: npt.NDArray[np.int64], env: VecNormalize | None
+        self,
+        batch_inds: npt.NDArray[np.int64],
+        env_indices: npt.NDArray[np.int64],
+        env: VecNormalize | None,
+        last_inds: npt.NDArray[np.int64] | None = None,
     ) -> Any:
-        """The transitions at given places, an observation and its successor decoded together."""
-        pairs = {key: self._observation_pair(key, batch_inds, env_indices) for key in self._stores}
+        """The transitions at given places, an observation and its successor decoded together.
+
+        :param last_inds: Where transitions of several steps end: the slots that next observations and dones are taken from.
+        """
+        last_inds = batch_inds if last_inds is None else last_inds
+        pairs = {key: self._observation_pair(key, batch_inds, last_inds, env_indices) for key in self._stores}
         obs, next_obs = ({key: pair[which] for key, pair in pairs.items()} for which in (0, 1))
         is_dict = isinstance(self.observation_space, spaces.Dict)
-        dones = self.dones[batch_inds, env_indices] * (1 - self.timeouts[batch_inds, env_indices])
+        dones = self.dones[last_inds, env_indices] * (1 - self.timeouts[last_inds, env_indices])
         rewards = self._normalize_reward(self.rewards[batch_inds, env_indices].reshape(-1, 1), env)
         return (DictReplayBufferSamples if is_dict else ReplayBufferSamples)(
             observations=self._tensors(obs, env),
-            actions=self.to_torch(self.actions[batch_inds, env_indices]),
+            actions=self.to_torch(self.actions[batch_inds, env_indices], copy=False),
             next_observations=self._tensors(next_obs, env),
-            dones=self.to_torch(dones.reshape(-1, 1)),
-            rewards=self.to_torch(rewards),
+            dones=self.to_torch(dones.reshape(-1, 1), copy=False),
+            rewards=self.to_torch(rewards, copy=False),
         )
 
     def _observation_pair(
-        self, key: str, batch_inds: npt.NDArray[np.int64], env_indices: npt.NDArray[np.int64]
+        self,
+        key: str,
+        batch_inds: npt.NDArray[np.int64],
+        last_inds: npt.NDArray[np.int64],
+        env_indices: npt.NDArray[np.int64],
     ) -> list[npt.NDArray[Any]]:
-        following = (0, (batch_inds + 1) % self.buffer_size) if self.optimize_memory_usage else (1, batch_inds)
+        following = (0, (last_inds + 1) % self.buffer_size) if self.optimize_memory_usage else (1, last_inds)
         return self._stores[key].read([(0, batch_inds), following], env_indices, self.device)
 
     def _tensors(self, observations: dict[str, npt.NDArray[Any]], env: VecNormalize | None) -> Any:

@@ -20,7 +20,7 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
     def reset(self) -> None:
         # SB3 allocates a rollout's observations here, every time. It is shown a shape without elements.
         obs_shape = self.obs_shape
-        self.obs_shape = {key: (0,) for key in obs_shape} if isinstance(obs_shape, dict) else (0,)  # type: ignore[assignment]
+        self.obs_shape = dict.fromkeys(obs_shape, (0,)) if isinstance(obs_shape, dict) else (0,)  # type: ignore[assignment]
         try:
             super().reset()
         finally:

@@ -20,6 +20,8 @@ BYTES_PER_MICROSECOND = 200.0
 _NONE = CodecRecipe(parse_method("none"))
 _CANDIDATES = (
     CodecRecipe(parse_method("delta")),
+    CodecRecipe(parse_method("zstd-dict/3")),
+    CodecRecipe(parse_method("zstd-dict/3"), {"frames_per_record": 8}),
     CodecRecipe(parse_method("zstd")),
     CodecRecipe(parse_method("lz4-frame/0")),
     CodecRecipe(parse_method("igzip/1")),
@@ -59,15 +61,14 @@ def _try(recipe: CodecRecipe, layout: StackLayout, steps: npt.NDArray[Any]) -> P
     """Store the steps for real. The first half teaches the codec, the second half is measured."""
     n_envs = steps.shape[1]
     lanes = np.arange(n_envs)
-    store = FrameStore(recipe.build(layout.frame), n_envs, layout.stack)
-    observations = [layout.split(step) for step in steps]
+    store = FrameStore(recipe.build(layout.frame), n_envs, layout)
     half = len(steps) // 2
-    for step in observations[:half]:
-        store.append(lanes, step, lambda: store.floors)
+    for step in steps[:half]:
+        store.append(lanes, step, lambda: store.encoded * 0)
     bytes_before, frames_before = store.arena.live_bytes, int(store.encoded.sum())
     began = time.perf_counter()
-    for step in observations[half:]:
-        store.append(lanes, step, lambda: store.floors)
+    for step in steps[half:]:
+        store.append(lanes, step, lambda: store.encoded * 0)
     encoding = time.perf_counter() - began
     n_frames = max(int(store.encoded.sum()) - frames_before, 1)
     n_bytes = store.arena.live_bytes - bytes_before

@@ -9,30 +9,36 @@ division, and per record only its place, length and reference are kept.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sb3_extra_buffers.codecs.base import Bytes, Codec, Indices
 from sb3_extra_buffers.storage.arena import Arena
-from sb3_extra_buffers.storage.matching import append_unless_known
+from sb3_extra_buffers.storage.matching import NewestObservations
+from sb3_extra_buffers.storage.stacking import StackLayout
+from sb3_extra_buffers.threads import run_in_slices
+
+_CACHE_BYTES = 2 << 20
+"""Roughly what decoded records may take before they push each other out of a core's cache."""
 
 
 class FrameStore:
-    """Appends observations of ``stack`` frames to ``n_lanes`` lanes, sharing frames with the observation before."""
+    """Appends observations to ``n_lanes`` lanes, sharing frames with the observation before."""
 
-    def __init__(self, codec: Codec, n_lanes: int, stack: int) -> None:
+    def __init__(self, codec: Codec, n_lanes: int, layout: StackLayout) -> None:
         self.codec = codec
-        self.stack = stack
+        self.layout = layout
         self.n_lanes = n_lanes
         self.arena = Arena()
         group = codec.frames_per_record
         # Room for an unfinished record and a whole observation; a multiple of the record, so that each is contiguous.
-        ring_size = -(-(group - 1 + 2 * stack) // group) * group
+        ring_size = -(-(group - 1 + layout.stack) // group) * group
         self.ring = np.zeros((n_lanes, ring_size, codec.frame.nbytes), dtype=np.uint8)
         self.heads = np.zeros(n_lanes, dtype=np.int64)
         """Frames that ever arrived in a lane, and so the number of the next one."""
-        self.floors = np.zeros(n_lanes, dtype=np.int64)
-        """The oldest frame of a lane that a new observation may be compared with."""
+        self.newest = NewestObservations(n_lanes, layout.stack)
         self.encoded = np.zeros(n_lanes, dtype=np.int64)
         """Frames before this one are in records, the others in the ring."""
         self.first_records = np.zeros(n_lanes, dtype=np.int64)
@@ -40,13 +46,13 @@ class FrameStore:
         self.lengths = np.zeros((n_lanes, 8), dtype=np.uint32)
         self.references = np.zeros((n_lanes, 8), dtype=np.uint32)
 
-    def append(self, lanes: Indices, observations: Bytes, oldest: Callable[[], Indices]) -> Indices:
+    def append(self, lanes: Indices, observations: npt.NDArray[Any], oldest: Callable[[], Indices]) -> Indices:
         """Store one observation per lane, and return for each the number of the frame after its last one.
 
-        ``observations`` is ``(n, stack, frame_bytes)``. ``oldest`` tells, when room is needed, the oldest frame of each
-        lane that is still wanted.
+        ``oldest`` tells, when room is needed, the oldest frame of each lane that is still wanted.
         """
-        ends, waiting = append_unless_known(lanes, observations, self.ring, self.heads, self.floors, self.encoded)
+        memory, form = self.layout.in_memory(observations)
+        ends, waiting = self.newest.append(lanes, memory, form, self.ring, self.heads, self.encoded)
         if waiting >= self.codec.frames_per_record:
             self._encode_waiting(oldest)
         return ends
@@ -56,41 +62,50 @@ class FrameStore:
         self.codec.gather(self, lanes, firsts, outs)
 
     def gather_records(self, lanes: Indices, firsts: list[Indices], outs: list[Bytes]) -> None:
-        """The way of codecs that decode whole records: every record needed is decoded once, then frames are copied."""
-        group = self.codec.frames_per_record
-        wanted = np.concatenate([first[:, None] + np.arange(out.shape[1]) for first, out in zip(firsts, outs)], axis=1)
+        """The way of codecs that decode whole records: every record needed is decoded once, then frames are copied.
+
+        The batch is cut into slices whose records fit into the processor's cache.
+        """
+        group_bytes = self.codec.record_bytes * (2 + len(outs) * self.layout.stack // self.codec.frames_per_record)
+        run_in_slices(
+            lambda low, high: self._gather_slice(
+                lanes[low:high], [first[low:high] for first in firsts], [out[low:high] for out in outs]
+            ),
+            len(lanes),
+            largest=max(8, _CACHE_BYTES // group_bytes),
+        )
+
+    def _gather_slice(self, lanes: Indices, firsts: list[Indices], outs: list[Bytes]) -> None:
+        group, n_slots = self.codec.frames_per_record, self.starts.shape[1]
+        steps = np.arange(self.layout.stack)
+        wanted = np.concatenate([first[:, None] + steps for first in firsts], axis=1)
         lanes = np.broadcast_to(lanes[:, None], wanted.shape)
         waiting = wanted >= self.encoded[lanes]
-
-        slots = lanes * self.starts.shape[1] + wanted // group % self.starts.shape[1]
-        records, rows = np.unique(slots[~waiting], return_inverse=True)
-        decoded = np.empty((len(records), self.codec.record_bytes), dtype=np.uint8)
-        self.codec.decode(
-            self.arena.data,
-            self.starts.ravel()[records],
-            self.lengths.ravel()[records].astype(np.int64),
-            self.references.ravel()[records].astype(np.int64),
-            decoded,
-        )
-        frames = decoded.reshape(-1, self.codec.frame.nbytes)
-        if waiting.any():
-            frames = np.concatenate([frames, self.ring[lanes[waiting], wanted[waiting] % self.ring.shape[1]]])
-
+        places = lanes * n_slots + wanted // group % n_slots
+        records, rows = np.unique(places[~waiting], return_inverse=True)
+        n_decoded, n_waiting = len(records) * group, int(np.count_nonzero(waiting))
+        frames = np.empty((n_decoded + n_waiting, self.codec.frame.nbytes), dtype=np.uint8)
+        if n_decoded:
+            self.codec.decode(
+                self.arena.data,
+                self.starts.reshape(-1)[records],
+                self.lengths.reshape(-1)[records].astype(np.int64),
+                self.references.reshape(-1)[records].astype(np.int64),
+                frames[:n_decoded].reshape(len(records), self.codec.record_bytes),
+            )
+        frames[n_decoded:] = self.ring[lanes[waiting], wanted[waiting] % self.ring.shape[1]]
         sources = np.empty(wanted.shape, dtype=np.int64)
         sources[~waiting] = rows * group + wanted[~waiting] % group
-        sources[waiting] = np.arange(len(records) * group, len(frames))
-        column = 0
-        for out in outs:
-            n, stack, nbytes = out.shape
-            chosen = sources[:, column : column + stack].reshape(-1)
-            np.take(frames, chosen, axis=0, out=out.reshape(n * stack, nbytes), mode="clip")
-            column += stack
+        sources[waiting] = np.arange(n_decoded, len(frames))
+        for i, out in enumerate(outs):
+            chosen = sources[:, i * len(steps) : (i + 1) * len(steps)].reshape(-1)
+            np.take(frames, chosen, axis=0, out=out.reshape(-1, out.shape[-1]), mode="clip")
 
     def release(self, oldest: Indices) -> None:
         """Forget the records whose frames are all older than ``oldest`` and than what the next observation may share."""
         group = self.codec.frames_per_record
-        self.floors = np.maximum(self.floors, np.minimum(oldest, self.heads - self.stack))
-        keep_from = np.minimum(self.floors, self.encoded) // group
+        newest = np.where(self.newest.known, self.heads - self.layout.stack, self.heads)
+        keep_from = np.minimum(np.minimum(oldest, newest), self.encoded) // group
         capacity = self.starts.shape[1]
         for lane in np.flatnonzero(keep_from > self.first_records).tolist():
             gone = np.arange(self.first_records[lane], keep_from[lane]) % capacity
@@ -108,13 +123,26 @@ class FrameStore:
         group = self.codec.frames_per_record
         # Numbering goes on at the next whole record, as if the unfinished one had been completed.
         self.heads = -(-self.heads // group) * group
-        self.floors = self.heads.copy()
         self.encoded = self.heads.copy()
+        self.newest.forget()
         self.release(self.heads)
+
+    @property
+    def reference_bytes(self) -> int:
+        """What records lean on, and what is kept raw because it is new."""
+        return self.codec.reference_bytes + self.ring.nbytes + self.newest.nbytes
 
     @property
     def index_bytes(self) -> int:
         return self.starts.nbytes + self.lengths.nbytes + self.references.nbytes
+
+    def mean_frame_bytes(self) -> npt.NDArray[np.float64]:
+        """What an encoded frame of each lane takes in the arena."""
+        capacity = self.starts.shape[1]
+        n_records = self.encoded // self.codec.frames_per_record - self.first_records
+        in_use = (np.arange(capacity) - self.first_records[:, None]) % capacity < n_records[:, None]
+        n_frames = np.maximum(n_records, 1) * self.codec.frames_per_record
+        return np.where(in_use, self.lengths, 0).sum(axis=1) / n_frames
 
     def _encode_waiting(self, oldest: Callable[[], Indices]) -> None:
         group = self.codec.frames_per_record

@@ -1,46 +1,104 @@
 """Which frames of an observation are there already?
 
-An observation that arrives is compared with the newest frames of its lane. If it equals the newest observation (SB3
-hands over ``next_obs`` and then the same values as the next ``obs``), nothing is stored. If it continues it, as a stack that
-moves on by one frame does, only the frames at its end are new. In the worst case all of them are. Content decides, so
-the result is exact whatever the environment does.
+An observation that arrives is compared with the newest one of its lane. If it is the same (SB3 hands over ``next_obs`` and
+then the same values as the next ``obs``), nothing is stored. If it continues it, as a stack that moves on by one frame does,
+only the frames at its end are new. In the worst case all of them are. Content decides, so the result is exact whatever
+the environment does.
+
+Observations are compared as they lie in memory, because that is fast. SB3's image wrappers hand over images whose
+shape says "channels first" but whose memory has the channels of a pixel together; see :class:`MemoryForm`.
 """
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+import numpy.typing as npt
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.compiled import load_kernels
+from sb3_extra_buffers.storage.stacking import MemoryForm
 
 
-def append_unless_known(
-    lanes: Indices, observations: Bytes, ring: Bytes, heads: Indices, floors: Indices, encoded: Indices
-) -> tuple[Indices, int]:
-    """Append to each lane what is new in its observation.
+class NewestObservations:
+    """Remembers the newest observation of each lane, to find out what is new in the next one."""
 
-    Returns the frame number after each observation's last frame, and the most frames that wait in any lane.
-    """
-    compiled = load_kernels("sb3_extra_buffers.storage.kernels")
-    if compiled is None:
-        return append_unless_known_numpy(lanes, observations, ring, heads, floors, encoded)
-    ends = np.empty(len(lanes), dtype=np.int64)
-    waiting = compiled.append_unless_known(lanes, observations, ring, heads, floors, encoded, ends)
-    return ends, waiting
+    def __init__(self, n_lanes: int, stack: int) -> None:
+        self.stack = stack
+        self.known = np.zeros(n_lanes, dtype=np.bool_)
+        self.memory: Bytes = np.empty((n_lanes, 0), dtype=np.uint8)
+        self._form: MemoryForm | None = None
+        self._masks = _masks(MemoryForm(1, 1, 1), stack)
+
+    @property
+    def nbytes(self) -> int:
+        return self.memory.nbytes
+
+    def append(
+        self, lanes: Indices, memory: Bytes, form: MemoryForm, ring: Bytes, heads: Indices, encoded: Indices
+    ) -> tuple[Indices, int]:
+        """Append to the ``ring`` of each lane the frames that are new in its observation.
+
+        Returns the frame number after each observation's last frame, and the most frames that wait in any lane.
+        """
+        if form != self._form:
+            # Another order in memory: what is remembered is of no use. It happens at most once in practice.
+            self._form = form
+            self._masks = _masks(form, self.stack)
+            self.known[:] = False
+            if self.memory.shape[1] != memory.shape[1]:
+                self.memory = np.empty((len(self.known), memory.shape[1]), dtype=np.uint8)
+        ends = np.empty(len(lanes), dtype=np.int64)
+        kernels = load_kernels("sb3_extra_buffers.storage.kernels")
+        append = append_new_frames if kernels is None else kernels.append_new_frames
+        waiting: int = append(
+            lanes, memory, *form, self.stack, self._masks, self.memory, self.known, ring, heads, encoded, ends
+        )
+        return ends, waiting
+
+    def forget(self) -> None:
+        self.known[:] = False
 
 
-def append_unless_known_numpy(
-    lanes: Indices, observations: Bytes, ring: Bytes, heads: Indices, floors: Indices, encoded: Indices
-) -> tuple[Indices, int]:
-    """The reference, and the way without numba."""
-    stack, ring_size = observations.shape[1], ring.shape[1]
-    for lane, observation in zip(lanes.tolist(), observations, strict=True):
-        new = 0
-        for new in range(stack + 1):
-            first = int(heads[lane]) - stack + new
-            known = np.arange(first, heads[lane]) % ring_size
-            if new == stack or (first >= floors[lane] and np.array_equal(ring[lane, known], observation[: stack - new])):
-                break
-        ring[lane, np.arange(heads[lane], heads[lane] + new) % ring_size] = observation[stack - new :]
-        heads[lane] += new
-    return heads[lanes], int((heads[lanes] - encoded[lanes]).max())
+def _masks(form: MemoryForm, stack: int) -> npt.NDArray[np.uint64]:
+    """For each number of new frames, which bytes of some pixels belong to the frames that are not new."""
+    period = stack * form.chunk
+    if form.pixels == 1:
+        return np.zeros((stack, 1), dtype=np.uint64)
+    n_bytes = math.lcm(period, 8) * max(1, 4096 // math.lcm(period, 8))
+    frames = np.arange(n_bytes) % period // form.chunk
+    selected = frames < (stack - np.arange(stack))[:, None]
+    return np.where(selected, np.uint8(255), np.uint8(0)).view(np.uint64)
+
+
+def append_new_frames(
+    lanes: Indices,
+    memory: Bytes,
+    pixels: int,
+    chunk: int,
+    item: int,
+    stack: int,
+    masks: npt.NDArray[np.uint64],
+    newest: Bytes,
+    known: npt.NDArray[np.bool_],
+    ring: Bytes,
+    heads: Indices,
+    encoded: Indices,
+    ends: Indices,
+) -> int:
+    """The reference for the compiled kernel, and the way without numba, which has no use for ``masks``."""
+    shape = (pixels, stack, chunk // item, item)
+    for row, lane in enumerate(lanes.tolist()):
+        observation, before = memory[row].reshape(shape), newest[lane].reshape(shape)
+        new = 0 if known[lane] else stack
+        while new < stack and not np.array_equal(observation[:, : stack - new], before[:, new:]):
+            new += 1
+        if new:
+            frames = observation[:, stack - new :].transpose(1, 2, 0, 3).reshape(new, -1)
+            ring[lane, np.arange(heads[lane], heads[lane] + new) % ring.shape[1]] = frames
+            heads[lane] += new
+            newest[lane] = memory[row]
+            known[lane] = True
+        ends[row] = heads[lane]
+    return int((heads[lanes] - encoded[lanes]).max())

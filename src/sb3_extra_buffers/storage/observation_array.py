@@ -54,7 +54,7 @@ class ObservationArray:
         shape = slots.shape
         (found,) = self.store.read([(self.column, slots.reshape(-1))], envs.reshape(-1), self.device)
         found = found if found.shape[:1] == shape else found.reshape(*shape, *self.store.shape)
-        return found[(..., *rest)] if rest else found
+        return found[(*[slice(None)] * len(shape), *rest)] if rest else found
 
     def __setitem__(self, key: Any, observations: npt.ArrayLike) -> None:
         if isinstance(key, int | np.integer) and not self.shift:
@@ -62,7 +62,9 @@ class ObservationArray:
             return
         slots, envs, rest = self._locate(key)
         if rest and any(part != slice(None) for part in rest):
-            raise IndexError("Observations are stored whole: assign to a slot and an environment, not to a part of one.")
+            raise IndexError(
+                "Observations are stored whole: assign to a slot and an environment, not to a part of one."
+            )
         values = np.broadcast_to(np.asarray(observations), (*slots.shape, *self.store.shape))
         values = values.reshape(-1, *self.store.shape)
         for slot, env, value in zip(slots.reshape(-1).tolist(), envs.reshape(-1).tolist(), values, strict=True):
@@ -88,20 +90,27 @@ class ObservationArray:
         slot_key, env_key, rest = key[0], key[1] if len(key) > 1 else slice(None), key[2:]
         if len(rest) == 1 and isinstance(rest[0], slice) and rest[0] == slice(None):
             rest = ()  # SB3's way to say "all of it"
-        if isinstance(slot_key, np.ndarray) and isinstance(env_key, np.ndarray) and slot_key.dtype != bool:
+        if all(isinstance(part, np.ndarray) and part.dtype != bool for part in (slot_key, env_key)):
             slots, envs = slot_key, env_key
             if slots.shape != envs.shape:
-                slots, envs = np.broadcast_arrays(slots, envs)
+                slots, envs = _broadcast(slots, envs)
             _check_bounds(slots, self.store.n_slots)
             _check_bounds(envs, self.store.n_envs)
         else:
             slots, envs = np.arange(self.store.n_slots)[slot_key], np.arange(self.store.n_envs)[env_key]
             if slots.ndim and envs.ndim and (isinstance(slot_key, slice) or isinstance(env_key, slice)):
                 slots = slots.reshape(slots.shape + (1,) * envs.ndim)
-            slots, envs = np.broadcast_arrays(slots, envs)
+            slots, envs = _broadcast(slots, envs)
         if self.shift:
             slots = (slots + self.shift) % self.store.n_slots
-        return slots, envs, rest
+        # Compiled code would be compiled again for integers of another size.
+        return slots.astype(np.int64, copy=False), envs.astype(np.int64, copy=False), rest
+
+
+def _broadcast(slots: npt.NDArray[Any], envs: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Two arrays of one shape, copied: views with strides of zero would have to be compiled for."""
+    slots, envs = np.broadcast_arrays(slots, envs)
+    return slots.copy(), envs.copy()
 
 
 def _check_bounds(indices: Indices, size: int) -> None:
@@ -118,7 +127,9 @@ class _EnvironmentsFirst:
     def reshape(self, *shape: int) -> FlatObservations:
         array = self._array
         if tuple(shape) != (array.shape[0] * array.shape[1], *array.shape[2:]):
-            raise ValueError(f"Observations can only be flattened over slots and environments, not reshaped to {shape}.")
+            raise ValueError(
+                f"Observations can only be flattened over slots and environments, not reshaped to {shape}."
+            )
         return FlatObservations(array)
 
 

@@ -25,6 +25,7 @@ _LOOK_AT_STEPS = 64
 _LOOK_AT_BYTES = 4 << 20
 _FEWEST_STEPS = 34  # two chains of 16 frames and the start of a third
 _LAST_FRAME_NUMBER = (1 << 32) - 1024
+_WORTH_COMPACTING = 1 << 20
 _AS_THEY_ARE = CodecRecipe(parse_method("none"))
 CPU = th.device("cpu")
 
@@ -65,6 +66,8 @@ class ObservationStore:
         self._all_lanes = np.arange(n_envs)
         self._steps = 0
         self._decide_at: int | None = None
+        self._compact_at = _WORTH_COMPACTING
+        """The size of the arena at which to look whether most of it is dead."""
         self._start()
 
     @property
@@ -96,19 +99,23 @@ class ObservationStore:
                     "change values. Give the observation space the dtype that the environment returns."
                 )
             array = array.astype(self.dtype)
+        if not array.flags.carray:  # compiled code is compiled again for arrays that are read-only or not contiguous
+            array = array.copy()
         return saturate(array, self.stored_dtype)
 
     def write(self, column: int, slot: int, observations: npt.NDArray[Any], lanes: Indices | None = None) -> None:
         """Store :meth:`checked` observations, one for each environment or for each of ``lanes``."""
         where = self._all_lanes if lanes is None else lanes
-        ends = self.frames.append(where, self.layout.split(observations), self._oldest)
+        ends = self.frames.append(where, observations, self._oldest)
         self.ends[column][slot, slice(None) if lanes is None else lanes] = ends
         if column == 0:
             self._steps += 1
             if self._steps == self._decide_at:
                 self.decide()
-        if ends[0] > _LAST_FRAME_NUMBER:
+        if ends.max() > _LAST_FRAME_NUMBER:
             self._rebuild(self.layout, self._recipe)
+        if self.frames.arena.nbytes > self._compact_at:
+            self._compact()
 
     def read(self, wanted: list[tuple[int, Indices]], envs: Indices, device: th.device = CPU) -> list[npt.NDArray[Any]]:
         """For each column and slots in ``wanted``, the observations at ``(slots[i], envs[i])``, as arrays for the caller."""
@@ -156,6 +163,19 @@ class ObservationStore:
         newest_first = np.min([(ends - np.uint32(1)).min(axis=0) for ends in self.ends], axis=0)
         return newest_first.astype(np.int64) + 1 - self.layout.stack
 
+    def _compact(self) -> None:
+        """Store everything anew if most of the arena is dead, as when slots are overwritten in no order.
+
+        Written in turns, as buffers do it, slots free the arena from its old end on, and this finds nothing to do.
+        """
+        stack = self.layout.stack
+        ends = np.sort(np.concatenate(self.ends), axis=0)
+        first = np.minimum(ends[:1], stack)
+        live_frames = first.sum(axis=0) + np.minimum(np.diff(ends, axis=0), stack).sum(axis=0)
+        if 2 * float(live_frames @ self.frames.mean_frame_bytes()) < self.frames.arena.live_bytes:
+            self._rebuild(self.layout, self._recipe)
+        self._compact_at = max(_WORTH_COMPACTING, self.frames.arena.nbytes * 5 // 4)
+
     # How it is decided how to store them
 
     def _start(self) -> None:
@@ -177,7 +197,7 @@ class ObservationStore:
     def _use(self, layout: StackLayout, recipe: CodecRecipe) -> None:
         self.layout = layout
         self._recipe = recipe
-        self.frames = FrameStore(recipe.build(layout.frame), self.n_envs, layout.stack)
+        self.frames = FrameStore(recipe.build(layout.frame), self.n_envs, layout)
 
     def _by_age(self) -> Indices:
         """Slots that hold something, the one written first in front."""
@@ -205,7 +225,7 @@ class ObservationStore:
                     found = np.empty((len(lanes), *self.shape), dtype=self.stored_dtype)
                     firsts = ends[slot, lanes].astype(np.int64) - old_layout.stack
                     _gather(old_frames, old_layout, lanes, [firsts], [found])
-                    self.ends[column][slot, lanes] = self.frames.append(lanes, layout.split(found), self._oldest)
+                    self.ends[column][slot, lanes] = self.frames.append(lanes, found, self._oldest)
 
 
 def _gather(

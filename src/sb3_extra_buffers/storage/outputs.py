@@ -50,7 +50,11 @@ class OutputPool:
 
     def _reusable(self, size: int) -> _Block | None:
         for block in self._blocks:
-            if len(block) == size and sys.getrefcount(block) == _UNUSED and (block.copied is None or block.copied.query()):
+            if (
+                len(block) == size
+                and sys.getrefcount(block) == _UNUSED
+                and (block.copied is None or block.copied.query())
+            ):
                 block.copied = None
                 return block
         return None

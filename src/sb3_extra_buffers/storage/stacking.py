@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,20 @@ from sb3_extra_buffers.errors import ConfigurationError
 
 MAX_STACK = 16
 Axis = Literal["first", "last"]
+
+
+class MemoryForm(NamedTuple):
+    """How the frames of an observation lie in memory: for each pixel, for each frame, a chunk of some items.
+
+    With channels first there is a single "pixel", and a chunk is a whole frame. With channels last, each pixel has its
+    chunk of every frame; a frame is stored plane by plane, that is, all first items of the chunks, then all second ones.
+    """
+
+    pixels: int
+    chunk: int
+    """Bytes of one frame in one pixel."""
+    item: int
+    """Bytes that stay together in a stored frame."""
 
 
 @dataclass(frozen=True)
@@ -34,15 +48,25 @@ class StackLayout:
         """Whether the frames of an observation lie one after the other in memory."""
         return self.axis == "first" or self.stack == 1
 
-    def split(self, observations: npt.NDArray[Any]) -> Bytes:
-        """Observations, ``(n, *shape)``, as ``(n, stack, frame_bytes)``."""
-        n = len(observations)
+    def in_memory(self, observations: npt.NDArray[Any]) -> tuple[Bytes, MemoryForm]:
+        """Observations, ``(n, *shape)``, as ``(n, bytes)``, and how their frames lie in there. Copies only if it must."""
+        n, frame_bytes = len(observations), self.frame.nbytes
         if not self.is_contiguous:
-            observations = observations.reshape(n, -1, self.stack, self.shape[-1] // self.stack).swapaxes(1, 2)
-        return np.ascontiguousarray(observations).reshape(n, self.stack, self.frame.size).view(np.uint8)
+            chunk = self.shape[-1] // self.stack * self.dtype.itemsize
+            form = MemoryForm(frame_bytes // chunk, chunk, chunk)
+        elif (
+            not observations.flags.c_contiguous
+            and (channels_last := observations.transpose(0, *range(2, observations.ndim), 1)).flags.c_contiguous
+        ):
+            observations = channels_last
+            chunk = self.shape[0] // self.stack * self.dtype.itemsize
+            form = MemoryForm(frame_bytes // chunk, chunk, self.dtype.itemsize)
+        else:
+            form = MemoryForm(1, frame_bytes, frame_bytes)
+        return np.ascontiguousarray(observations).reshape(n, -1).view(np.uint8), form
 
     def merge(self, frames: Bytes, out: npt.NDArray[Any]) -> None:
-        """The reverse of :meth:`split` into ``out``, for frames that are not contiguous."""
+        """Frames, ``(n, stack, frame_bytes)``, as observations, where their frames are not contiguous."""
         n, channels = len(out), self.shape[-1] // self.stack
         pixels = frames.view(self.dtype).reshape(n, self.stack, -1, channels)
         out.reshape(n, -1, self.stack, channels)[:] = pixels.swapaxes(1, 2)
@@ -68,12 +92,14 @@ def detect_layout(observations: npt.NDArray[Any]) -> StackLayout:
     """
     shape, dtype = observations.shape[2:], observations.dtype
     whole = StackLayout(shape, dtype)
+    if len(observations) < 2 or len(shape) == 0:
+        return whole
     # Bits, not values: frames are compared as they are stored, and NaN must equal itself.
     bits = observations.view(f"u{dtype.itemsize}") if dtype.itemsize in (1, 2, 4, 8) else observations
     before, after = (part.reshape(-1, *shape) for part in (bits[:-1], bits[1:]))
     changed = (before != after).reshape(len(before), -1).any(axis=1)
     before, after = before[changed], after[changed]
-    if len(shape) == 0 or len(before) == 0:
+    if len(before) == 0:
         return whole
     best, best_hits = whole, len(before) // 2  # most steps must fit; resets do not
     for stack in range(MAX_STACK, 1, -1):

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from sb3_extra_buffers.codecs.base import Codec, FrameSpec
 from sb3_extra_buffers.codecs.registry import create_codec, option_names
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
+from sb3_extra_buffers.storage.config import saturate
 
 _HEADER = struct.Struct("<4sQ")
 _STORABLE = "biufc"
@@ -35,10 +36,14 @@ class CompressionMethod:
         runs_type: npt.DTypeLike | None = None,
         **options: Any,
     ) -> bytes:
-        """``arr``, first converted to ``elem_type`` if that is given, as bytes."""
-        array = np.ascontiguousarray(arr, dtype=elem_type)
+        """``arr`` as bytes, first converted to ``elem_type`` if that is given; values outside its range saturate."""
+        array = np.ascontiguousarray(arr)
+        if elem_type is not None:
+            array = saturate(array, np.dtype(elem_type))
         if array.dtype.kind not in _STORABLE or array.size == 0:
-            raise ConfigurationError(f"Only non-empty arrays of numbers can be compressed, not {array.dtype}{array.shape}.")
+            raise ConfigurationError(
+                f"Only non-empty arrays of numbers can be compressed, not {array.dtype}{array.shape}."
+            )
         record = array.reshape(1, -1).view(np.uint8)
         codec = self._codec(array.size, array.dtype, runs_type, options)
         header = _HEADER.pack(array.dtype.str.encode(), array.size)
@@ -54,23 +59,23 @@ class CompressionMethod:
     ) -> npt.NDArray[Any]:
         """The array that :meth:`compress` got: flat, or as ``arr_configs`` (``"shape"``, ``"dtype"``) says.
 
-        ``runs_type`` must be the one given to :meth:`compress`. ``elem_type`` may be left out; if it is given, it must be the
-        dtype that was stored.
+        ``runs_type`` must be the one given to :meth:`compress`. ``elem_type`` may be left out; if given, it must be
+        the dtype that was stored.
         """
-        unknown = set(arr_configs or {}) - {"shape", "dtype"}
-        if unknown:
-            raise ConfigurationError(f"arr_configs has 'shape' and 'dtype', but not {', '.join(map(repr, unknown))}.")
+        configs = dict(arr_configs or {})
+        shape, final_dtype = configs.pop("shape", -1), configs.pop("dtype", None)
+        if configs:
+            raise ConfigurationError(f"arr_configs takes 'shape' and 'dtype', not {', '.join(map(repr, configs))}.")
         stored = np.frombuffer(data, dtype=np.uint8)
         size, dtype = _read_header(stored)
         if elem_type is not None and np.dtype(elem_type) != dtype:
             raise ConfigurationError(f"These bytes hold elements of type {dtype}, not {np.dtype(elem_type)}.")
         codec = self._codec(size, dtype, runs_type, options)
-        starts, lengths = np.array([_HEADER.size]), np.array([len(stored) - _HEADER.size])
+        starts, lengths = np.array([[_HEADER.size], [len(stored) - _HEADER.size]], dtype=np.int64)
         record = np.empty((1, codec.record_bytes), dtype=np.uint8)
         codec.decode(stored, starts, lengths, np.zeros_like(starts), record)
-        array = record.reshape(-1).view(dtype)
-        configs = arr_configs or {}
-        return array.reshape(configs.get("shape", -1)).astype(configs.get("dtype", dtype), copy=False)
+        array: npt.NDArray[Any] = record.reshape(-1).view(dtype).reshape(shape)
+        return array if final_dtype is None else array.astype(final_dtype, copy=False)
 
     def _codec(
         self, size: int, dtype: np.dtype[Any], runs_type: npt.DTypeLike | None, options: dict[str, Any]
@@ -83,7 +88,7 @@ class CompressionMethod:
 
 def _read_header(stored: npt.NDArray[np.uint8]) -> tuple[int, np.dtype[Any]]:
     try:
-        notation, size = _HEADER.unpack_from(stored)
+        notation, size = _HEADER.unpack_from(stored.data)
         dtype = np.dtype(notation.rstrip(b"\0").decode())
     except (struct.error, TypeError, ValueError) as error:
         raise CorruptDataError("These bytes do not start as a compressed observation does.") from error

@@ -1,0 +1,44 @@
+# Every target makes its own environment first: a Python of 3.10 to 3.13 is all that a machine needs.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin
+INSTALL := $(RUN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test format bench docs clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.ready ## Train DQN twice, with SB3's buffer and a compressed one, and compare
+	$(RUN)/python -m benchmarks.demo
+
+test: $(VENV)/.ready ## Lint, check formatting and types, run the tests
+	$(RUN)/ruff check .
+	$(RUN)/ruff format --check .
+	$(RUN)/mypy
+	$(RUN)/pytest -n auto
+
+format: $(VENV)/.ready ## Fix what the linter can, and format
+	$(RUN)/ruff check --fix .
+	$(RUN)/ruff format .
+
+bench: $(VENV)/.ready ## Measure speed and memory of the buffers, on recordings of real games
+	$(RUN)/python -m benchmarks.compare
+
+docs: $(VENV)/.ready-docs ## Build the documentation into site/
+	$(RUN)/mkdocs build --strict
+
+clean: ## Remove what was built, the environment included; recordings stay
+	rm -rf $(VENV) build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@echo "Setting up $(VENV), which takes a few minutes the first time"
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) --editable ".[fast,atari,vizdoom,contrib,dev]"
+	@touch $@
+
+$(VENV)/.ready-docs: $(VENV)/.ready
+	$(INSTALL) --editable ".[docs]"
+	@touch $@

@@ -1,0 +1,143 @@
+"""Compressed buffers next to SB3's, on recordings of real environments.
+
+    python -m benchmarks.compare --names mspacman --steps 25000
+
+Memory is the growth of the resident set of a fresh process that fills a buffer and overwrites it once. Times come from
+one process in which the subjects take turns; the table shows medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.buffers import ReplayBuffer
+from tqdm import tqdm
+
+from benchmarks.memory import rss, run_in_fresh_process
+from benchmarks.recordings import Recording, load_recording, transitions
+
+SB3 = "SB3 ReplayBuffer"
+METHODS = ["auto", "delta", "zstd-dict/3", "zstd-dict/9", "zstd-dict/9 x8", "zstd-5", "igzip1", "lz4-frame/1", "none"]
+BATCH_SIZES = (32, 256)
+
+
+def make_buffer(subject: str, recording: Recording) -> ReplayBuffer:
+    """A buffer that holds the whole recording. ``zstd-dict/9 x8`` is ``zstd-dict/9`` with 8 frames per record."""
+    size = recording.steps * recording.n_envs
+    arguments = (size, recording.observation_space, recording.action_space, "cpu", recording.n_envs)
+    if subject == SB3:
+        return ReplayBuffer(*arguments)
+    from sb3_extra_buffers.compressed import CompressedReplayBuffer
+
+    method, _, frames_per_record = subject.partition(" x")
+    options = {"frames_per_record": int(frames_per_record)} if frames_per_record else None
+    return CompressedReplayBuffer(*arguments, compression_method=method, compression_kwargs=options)
+
+
+def memory_per_transition(subject: str, name: str, steps: int, n_envs: int) -> float:
+    """Resident bytes per transition after a full fill and a full overwrite. To be run in a fresh process."""
+    recording = load_recording(name, steps, n_envs)
+    warm_up = make_buffer(subject, load_recording(name, 200, n_envs))
+    for transition in transitions(load_recording(name, 200, n_envs)):
+        warm_up.add(*transition)
+    del warm_up
+    for _ in transitions(load_recording(name, 600, n_envs)):
+        pass
+    before = rss()
+    buffer = make_buffer(subject, recording)
+    for _ in range(1 if subject == SB3 else 2):  # SB3's arrays do not change when they are overwritten
+        for transition in transitions(recording):
+            buffer.add(*transition)
+    return (rss() - before) / (steps * n_envs)
+
+
+def timings(subjects: list[str], recording: Recording, repeats: int) -> dict[str, dict[str, float]]:
+    """Median microseconds of ``add`` and of ``sample``, the subjects taking turns."""
+    buffers = {subject: make_buffer(subject, recording) for subject in subjects}
+    spent: dict[str, dict[str, list[float]]] = {subject: {"add": []} for subject in subjects}
+    order = list(subjects)
+    for step, transition in enumerate(tqdm(transitions(recording), "add", total=recording.steps, unit="step")):
+        order.append(order.pop(0))
+        for subject in order:
+            spent[subject]["add"].append(_microseconds(lambda s=subject: buffers[s].add(*transition)))
+        del step
+    for batch_size in BATCH_SIZES:
+        for repeat in tqdm(range(repeats), f"sample({batch_size})"):
+            order.append(order.pop(0))
+            for subject in order:
+                np.random.seed(repeat)
+                keep: list[Any] = []
+                elapsed = _microseconds(lambda s=subject: keep.append(buffers[s].sample(batch_size)))  # noqa: B023
+                spent[subject].setdefault(f"sample({batch_size})", []).append(elapsed)
+    # Costs that come in bursts, one record every so many steps, are only seen in the mean.
+    return {
+        subject: {
+            name: statistics.fmean(_without_outliers(values)) if name == "add" else statistics.median(values)
+            for name, values in times.items()
+        }
+        for subject, times in spent.items()
+    }
+
+
+def _microseconds(work: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    work()
+    return 1e6 * (time.perf_counter() - began)
+
+
+def _without_outliers(values: list[float]) -> list[float]:
+    """Without the slowest hundredth, in which other processes took the core."""
+    return sorted(values)[: max(1, len(values) * 99 // 100)]
+
+
+def table(results: dict[str, dict[str, float]]) -> str:
+    """Markdown, with the factor by which each subject beats SB3."""
+    columns = list(next(iter(results.values())))
+    lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for subject, row in results.items():
+        cells = [
+            f"{row[c]:,.0f} ({results[SB3][c] / row[c]:.2f}×)" if SB3 in results else f"{row[c]:,.0f}" for c in columns
+        ]
+        lines.append(f"| {subject} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--names", default="mspacman", help="recordings, separated by commas")
+    parser.add_argument("--methods", default=",".join(METHODS), help="methods, separated by commas")
+    parser.add_argument("--steps", type=int, default=25_000, help="steps per environment")
+    parser.add_argument("--n-envs", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=200, help="samples per batch size")
+    parser.add_argument("--no-memory", action="store_true", help="only measure time")
+    parser.add_argument("--no-time", action="store_true", help="only measure memory")
+    parser.add_argument("--json", type=Path, help="also write the results here")
+    arguments = parser.parse_args()
+    everything = {}
+    for name in arguments.names.split(","):
+        recording = load_recording(name, arguments.steps, arguments.n_envs)
+        subjects = [SB3, *arguments.methods.split(",")]
+        results: dict[str, dict[str, float]] = {subject: {} for subject in subjects}
+        if not arguments.no_memory:
+            for subject in tqdm(subjects, f"memory, {name}"):
+                found = run_in_fresh_process(memory_per_transition, subject, name, arguments.steps, arguments.n_envs)
+                results[subject]["bytes per transition"] = found
+        if not arguments.no_time:
+            for subject, times in timings(subjects, recording, arguments.repeats).items():
+                results[subject] |= {f"{key}, µs": value for key, value in times.items()}
+        print(f"\n{name}, {arguments.steps * arguments.n_envs:,} transitions, {arguments.n_envs} environments\n")
+        print(table(results))
+        everything[name] = results
+    if arguments.json:
+        arguments.json.write_text(json.dumps(everything, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

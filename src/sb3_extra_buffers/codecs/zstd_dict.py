@@ -1,0 +1,165 @@
+"""``zstd-dict``: Zstandard with a dictionary of frames that the buffer has seen.
+
+A dictionary is some raw frames, one after the other, so that a record consists of little more than where in them its
+pixels stand. The first is made of the first frames; a second, of frames further apart, replaces it soon; and a new
+one follows whenever records have grown, compared with what the dictionary gave when it was new, by more than its size.
+Records keep the dictionary that they were made with, and it goes with the last of them.
+
+Several frames of a lane in one record (``frames_per_record``) make it far smaller, since they resemble each other most.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+
+from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Encoded, FrameSpec, Indices
+from sb3_extra_buffers.codecs.references import UseCounts
+from sb3_extra_buffers.codecs.zstd import ZstdCodec
+from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
+
+_DICTIONARY_FRAMES = 16
+_DICTIONARY_BYTES = 1 << 20
+_SPREAD = 64
+"""Frames between two that go into a dictionary."""
+_BASELINE_RECORDS = 64
+"""The first records with a dictionary tell what it can do."""
+
+
+class ZstdDictCodec(ZstdCodec):
+    """Zstandard with dictionaries from the data; levels as ``zstd``; ``frames_per_record`` frames compressed together."""
+
+    name = "zstd-dict"
+
+    def __init__(
+        self, frame: FrameSpec, *, compresslevel: int = 3, frames_per_record: int = 1, threads: int = 1
+    ) -> None:
+        if not 1 <= frames_per_record <= 256:
+            raise ConfigurationError(f"frames_per_record must be from 1 to 256, not {frames_per_record!r}.")
+        super().__init__(frame, compresslevel=compresslevel, threads=threads)
+        self.frames_per_record = frames_per_record
+        self._dictionary_frames = max(1, min(_DICTIONARY_FRAMES, _DICTIONARY_BYTES // frame.nbytes))
+        self._uses = UseCounts()
+        self._dictionaries: dict[int, bytes] = {}
+        self._current = NO_REFERENCE
+        self._recent: list[bytes] = []
+        self._spread = 1
+        self._frames_seen = 0
+        # Of the dictionary in use: records made with it, their bytes, and how much they exceed what it began with.
+        self._records = 0
+        self._bytes = 0
+        self._excess = 0.0
+
+    @property
+    def label(self) -> str:
+        return super().label + (f" x{self.frames_per_record}" if self.frames_per_record > 1 else "")
+
+    @property
+    def reference_bytes(self) -> int:
+        return sum(map(len, self._dictionaries.values())) + sum(map(len, self._recent))
+
+    def encode(self, records: Bytes, lanes: Indices) -> Encoded:
+        self._look_at(records)
+        data, lengths, _ = super().encode(records, lanes)
+        references = np.full(len(records), self._current)
+        self._uses.take(references)
+        self._watch(lengths)
+        return Encoded(data, lengths, references)
+
+    def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
+        used = np.unique(references)
+        if len(used) == 1:
+            self._decode_with(self._decompressor_for(int(used[0])), data, starts, lengths, out)
+            return
+        for reference in used.tolist():
+            rows = np.flatnonzero(references == reference)
+            part = np.empty((len(rows), self.record_bytes), dtype=np.uint8)
+            self._decode_with(self._decompressor_for(reference), data, starts[rows], lengths[rows], part)
+            out[rows] = part
+
+    def release(self, references: Indices) -> None:
+        self._forget(self._uses.drop(references))
+
+    def _look_at(self, records: Bytes) -> None:
+        """Collect frames for the next dictionary, and make it when there is none, or only a makeshift one."""
+        for frame in records.reshape(-1, self.frame.nbytes):
+            if self._frames_seen % self._spread == 0:
+                self._recent = [*self._recent[-self._dictionary_frames + 1 :], frame.tobytes()]
+                if self._frames_seen == (self._dictionary_frames - 1) * self._spread:
+                    self._renew()
+                    self._spread, self._frames_seen = _SPREAD, 0
+            self._frames_seen += 1
+
+    def _watch(self, lengths: Indices) -> None:
+        if self._current == NO_REFERENCE:
+            return
+        if self._records < _BASELINE_RECORDS:
+            self._records += len(lengths)
+            self._bytes += int(lengths.sum())
+            return
+        self._excess = max(0.0, self._excess + float(lengths.sum()) - len(lengths) * self._bytes / self._records)
+        if self._excess > 2 * len(self._dictionaries[self._current]):
+            self._renew()
+
+    def _renew(self) -> None:
+        if self._current != NO_REFERENCE:
+            self._forget(self._uses.drop(np.array([self._current])))
+        self._current = self._uses.new()
+        # Zstandard looks back from the end: what is most likely to be needed goes there.
+        self._dictionaries[self._current] = b"".join(self._recent)
+        self._records = self._bytes = 0
+        self._excess = 0.0
+
+    def _forget(self, references: Indices) -> None:
+        for reference in references.tolist():
+            del self._dictionaries[reference]
+            self._prepared.pop(reference, None)
+
+    def _connect(self) -> None:
+        super()._connect()
+        self._prepared: dict[int, Any] = {}
+        self._prepared_lock = threading.Lock()
+
+    not_pickled = (*ZstdCodec.not_pickled, "_prepared", "_prepared_lock")
+
+    def _dictionary(self, reference: int) -> Any:
+        """The dictionary in the form that the library wants, made once for all threads."""
+        with self._prepared_lock:
+            if reference not in self._prepared:
+                content = self._dictionaries.get(reference)
+                if content is None:
+                    raise CorruptDataError(f"A record refers to dictionary {reference}, which is not there.")
+                prepared = self._library.ZstdCompressionDict(content, dict_type=self._library.DICT_TYPE_RAWCONTENT)
+                prepared.precompute_compress(level=self.compresslevel)
+                self._prepared[reference] = prepared
+            return self._prepared[reference]
+
+    @property
+    def _compressor(self) -> Any:
+        if self._current == NO_REFERENCE:
+            return super()._compressor
+        dictionary = self._dictionary(self._current)
+        kept = getattr(self._contexts, "with_dictionary", None)
+        if kept is None or kept[0] is not dictionary:
+            compressor = self._library.ZstdCompressor(
+                self.compresslevel,
+                dict_data=dictionary,
+                write_content_size=False,
+                write_checksum=False,
+                write_dict_id=False,
+            )
+            kept = self._contexts.with_dictionary = (dictionary, compressor)
+        return kept[1]
+
+    def _decompressor_for(self, reference: int) -> Any:
+        if reference == NO_REFERENCE:
+            return self._decompressor
+        dictionary = self._dictionary(reference)
+        kept = self._contexts.__dict__.setdefault("decompressors", {})
+        if reference not in kept or kept[reference][0] is not dictionary:
+            for gone in kept.keys() - self._prepared.keys():
+                del kept[gone]
+            kept[reference] = (dictionary, self._library.ZstdDecompressor(dict_data=dictionary))
+        return kept[reference][1]

@@ -1,0 +1,51 @@
+"""Hindsight experience replay."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.her import HerReplayBuffer
+
+from sb3_extra_buffers.compressed.replay_buffer import CompressedDictReplayBuffer
+from sb3_extra_buffers.errors import ConfigurationError
+
+
+class _BehindHer(CompressedDictReplayBuffer):
+    """What ``HerReplayBuffer`` takes for SB3's ``DictReplayBuffer``. The arguments that it does not know come here past it."""
+
+    _storage_arguments: dict[str, Any]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs, **self._storage_arguments)
+
+
+class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):
+    """SB3's ``HerReplayBuffer`` with compressed observations: same arguments, same batches under the same seed.
+
+    Further arguments: see :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("optimize_memory_usage"):
+            raise ConfigurationError(
+                "HER needs the last observation of every episode, so it cannot be used with optimize_memory_usage. Leave that "
+                "out: next observations share the memory of observations anyway."
+            )
+        known = inspect.signature(HerReplayBuffer).parameters
+        self._storage_arguments = {name: kwargs.pop(name) for name in kwargs.keys() - known}
+        super().__init__(*args, **kwargs)
+        del self._storage_arguments
+        if not self.copy_info_dict:
+            self.infos = self.infos[:0].copy()  # a dict for every transition that nobody will ask for
+
+    def _get_real_samples(
+        self,
+        batch_indices: npt.NDArray[np.int64],
+        env_indices: npt.NDArray[np.int64],
+        env: VecNormalize | None = None,
+    ) -> Any:
+        return self._samples_at(batch_indices, env_indices, env)

@@ -1,0 +1,54 @@
+"""Replay buffers that give n-step returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from stable_baselines3.common.buffers import NStepReplayBuffer
+from stable_baselines3.common.vec_env import VecNormalize
+
+from sb3_extra_buffers.compressed.replay_buffer import CompressedDictReplayBuffer, CompressedReplayBuffer
+from sb3_extra_buffers.errors import ConfigurationError
+
+
+class CompressedNStepReplayBuffer(CompressedReplayBuffer, NStepReplayBuffer):
+    """SB3's ``NStepReplayBuffer`` with compressed observations: same arguments, same batches under the same seed.
+
+    Unlike SB3's, it allows ``optimize_memory_usage``.
+
+    :param n_steps: How many rewards a transition adds up, fewer where an episode or the buffer ends before.
+    :param gamma: The discount factor, that of the algorithm.
+    """
+
+    def __init__(self, *args: Any, n_steps: int = 3, gamma: float = 0.99, **kwargs: Any) -> None:
+        if n_steps < 1:
+            raise ConfigurationError(f"n_steps must be at least 1, not {n_steps}.")
+        super().__init__(*args, n_steps=n_steps, gamma=gamma, **kwargs)
+
+    def _samples_at(
+        self,
+        batch_inds: npt.NDArray[np.int64],
+        env_indices: npt.NDArray[np.int64],
+        env: VecNormalize | None,
+        last_inds: npt.NDArray[np.int64] | None = None,
+    ) -> Any:
+        # Not SB3's method: it draws the environments itself, decodes twice, and writes to `timeouts` while it samples.
+        steps = np.arange(self.n_steps)
+        window = (batch_inds[:, None] + steps) % self.buffer_size, env_indices[:, None]
+        # What comes after the newest transition is the oldest one.
+        is_last = (window[0] == (self.pos - 1) % self.buffer_size) | (self.dones[window] + self.timeouts[window] > 0)
+        is_last[:, -1] = True
+        n_taken = is_last.argmax(axis=1)[:, None] + 1
+        rewards = self._normalize_reward(self.rewards[window], env)
+        powers = self.gamma ** steps.astype(np.float32)
+        samples = super()._samples_at(batch_inds, env_indices, env, (batch_inds + n_taken[:, 0] - 1) % self.buffer_size)
+        return samples._replace(
+            rewards=self.to_torch((rewards * powers * (steps < n_taken)).sum(axis=1, keepdims=True)),
+            discounts=self.to_torch(self.gamma ** n_taken.astype(np.float32)),
+        )
+
+
+class CompressedDictNStepReplayBuffer(CompressedNStepReplayBuffer, CompressedDictReplayBuffer):
+    """The same for Dict observation spaces, for which SB3 has none."""

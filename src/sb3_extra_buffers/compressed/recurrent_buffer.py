@@ -1,0 +1,63 @@
+"""Rollout buffers for sb3-contrib's RecurrentPPO, and the RecurrentPPO that uses them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gymnasium import spaces
+
+from sb3_extra_buffers.compressed.rollout_buffer import CompressedDictRolloutBuffer, CompressedRolloutBuffer
+from sb3_extra_buffers.errors import MissingPackageError
+
+try:
+    from sb3_contrib import RecurrentPPO
+    from sb3_contrib.common.recurrent.buffers import RecurrentDictRolloutBuffer, RecurrentRolloutBuffer
+except ImportError as error:
+    raise MissingPackageError("A rollout buffer with recurrent states", "sb3-contrib", "contrib") from error
+
+
+class CompressedRecurrentRolloutBuffer(CompressedRolloutBuffer, RecurrentRolloutBuffer):
+    """contrib's ``RecurrentRolloutBuffer`` with compressed observations.
+
+    Further arguments: see :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`.
+    """
+
+
+class CompressedRecurrentDictRolloutBuffer(CompressedDictRolloutBuffer, RecurrentDictRolloutBuffer):
+    """The same for Dict observation spaces, each key stored on its own."""
+
+
+class CompressedRecurrentPPO(RecurrentPPO):
+    """contrib's ``RecurrentPPO`` with a compressed rollout buffer, which ``RecurrentPPO`` has no argument for.
+
+    :param rollout_buffer_kwargs: Arguments of the buffer, such as ``compression_method``.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        rollout_buffer_kwargs: dict[str, Any] | None = None,
+        _init_setup_model: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, _init_setup_model=False, **kwargs)
+        self.rollout_buffer_kwargs = dict(rollout_buffer_kwargs or {})
+        if _init_setup_model:
+            self._setup_model()
+
+    def _setup_model(self) -> None:
+        super()._setup_model()
+        # RecurrentPPO has just made its own buffer, empty and not touched yet: no memory was used for it.
+        plain = self.rollout_buffer
+        is_dict = isinstance(self.observation_space, spaces.Dict)
+        self.rollout_buffer = (CompressedRecurrentDictRolloutBuffer if is_dict else CompressedRecurrentRolloutBuffer)(
+            self.n_steps,
+            self.observation_space,
+            self.action_space,
+            plain.hidden_state_shape,
+            self.device,
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+            n_envs=self.n_envs,
+            **self.rollout_buffer_kwargs,
+        )

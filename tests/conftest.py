@@ -1,0 +1,19 @@
+"""What all tests share: one thread for torch, and Hypothesis runs that are the same every time."""
+
+from __future__ import annotations
+
+import torch as th
+from hypothesis import HealthCheck, settings
+
+# The suite runs in as many processes as there are cores. Torch's threads would only get in their way.
+th.set_num_threads(1)
+
+settings.register_profile(
+    "repeatable",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    max_examples=30,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.load_profile("repeatable")
