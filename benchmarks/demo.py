@@ -20,7 +20,7 @@ from stable_baselines3.common.policies import BasePolicy
 from tqdm import tqdm
 
 from benchmarks.environments import make_atari
-from benchmarks.memory import peak_rss, rss, run_in_fresh_process
+from benchmarks.memory import peak_rss, run_in_fresh_process, settled_rss
 from benchmarks.recordings import play
 
 SB3_BUFFER = "stable_baselines3.common.buffers:ReplayBuffer"
@@ -42,7 +42,7 @@ class Result:
     seconds: float
     add_seconds: list[float]
     sample_seconds: list[float]
-    buffer_growth: int
+    buffer_bytes: int
     peak_rss: int
     memory_usage: str | None
     policy_hash: str
@@ -106,20 +106,26 @@ def train(buffer: str, title: str, options: Options) -> Result:
     env.close()
 
     replay_buffer: Any = model.replay_buffer
+    summary = repr(replay_buffer.memory_usage()) if hasattr(replay_buffer, "memory_usage") else None
+    transitions = replay_buffer.size() * N_ENVS
+    add_seconds, sample_seconds = replay_buffer.add_seconds, replay_buffer.sample_seconds
+    # What a buffer takes is what the system has back without it. Growth during training has other causes as well.
+    with_buffer = settled_rss()
+    model.replay_buffer = replay_buffer = None
     return Result(
-        transitions=replay_buffer.size() * N_ENVS,
+        transitions=transitions,
         seconds=seconds,
-        add_seconds=replay_buffer.add_seconds,
-        sample_seconds=replay_buffer.sample_seconds,
-        buffer_growth=replay_buffer.growth,
+        add_seconds=add_seconds,
+        sample_seconds=sample_seconds,
+        buffer_bytes=with_buffer - settled_rss(),
         peak_rss=peak_rss(),
-        memory_usage=repr(replay_buffer.memory_usage()) if hasattr(replay_buffer, "memory_usage") else None,
+        memory_usage=summary,
         policy_hash=hash_of(model.policy),
     )
 
 
 def warm_up(buffer_class: type[ReplayBuffer], options: Options) -> None:
-    """Fill and drop a small buffer: loading and compiling code is part of the process, not of a buffer's contents."""
+    """Fill and drop a small buffer, so that loading and compiling code does not count as time of ``add``."""
     env = make_atari(options.env, N_ENVS, options.seed)
     buffer = buffer_class(1_000, env.observation_space, env.action_space, n_envs=N_ENVS)
     for transition in play(env, steps=250):
@@ -129,21 +135,18 @@ def warm_up(buffer_class: type[ReplayBuffer], options: Options) -> None:
 
 
 def measured(buffer_class: type[ReplayBuffer]) -> type[ReplayBuffer]:
-    """Derive a class that times ``add`` and ``sample``, and notes how much memory it takes to build and to fill."""
+    """Derive a class that times ``add`` and ``sample``."""
 
     class Measured(buffer_class):  # type: ignore[misc, valid-type]  # the base is only known at run time
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             self.add_seconds: list[float] = []
             self.sample_seconds: list[float] = []
-            before = rss()
             super().__init__(*args, **kwargs)
-            self.growth = rss() - before
 
         def add(self, *args: Any, **kwargs: Any) -> None:
-            before, start = rss(), time.perf_counter()
+            start = time.perf_counter()
             super().add(*args, **kwargs)
             self.add_seconds.append(time.perf_counter() - start)
-            self.growth += rss() - before
 
         def sample(self, *args: Any, **kwargs: Any) -> Any:
             start = time.perf_counter()
@@ -164,8 +167,8 @@ def hash_of(policy: BasePolicy) -> str:
 
 def print_comparison(sb3: Result, ours: Result, ours_name: str) -> None:
     rows = [
-        ("memory of the buffer", [f"{r.buffer_growth / 1e6:,.1f} MB" for r in (sb3, ours)]),
-        ("  per transition", [f"{r.buffer_growth / r.transitions:,.0f} bytes" for r in (sb3, ours)]),
+        ("memory of the buffer", [f"{r.buffer_bytes / 1e6:,.1f} MB" for r in (sb3, ours)]),
+        ("  per transition", [f"{r.buffer_bytes / r.transitions:,.0f} bytes" for r in (sb3, ours)]),
         ("peak memory of the process", [f"{r.peak_rss / 1e6:,.0f} MB" for r in (sb3, ours)]),
         ("add, mean", [f"{statistics.mean(r.add_seconds) * 1e6:,.0f} µs" for r in (sb3, ours)]),
         ("sample, mean", [f"{statistics.mean(r.sample_seconds) * 1e6:,.0f} µs" for r in (sb3, ours)]),

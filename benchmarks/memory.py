@@ -6,6 +6,8 @@ process that did nothing else before: :func:`run_in_fresh_process`.
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import multiprocessing
 import resource
 import sys
@@ -25,6 +27,14 @@ _PROCESS_STATUS = Path("/proc/self/status")
 def rss() -> int:
     """Bytes of physical memory that this process holds now."""
     return int(psutil.Process().memory_info().rss)
+
+
+def settled_rss() -> int:
+    """The same once garbage is collected and, with glibc, freed memory is back with the system."""
+    gc.collect()
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
+    return rss()
 
 
 def peak_rss() -> int:

@@ -120,7 +120,7 @@ class TestWriting:
         check_same(array, reference)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["rle", "zstd", "delta"])
 def test_overwriting_in_any_order_is_exact_and_takes_no_more_and_more_memory(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,12 +21,12 @@ class NoneCodec(Codec):
 
     def encode(self, records: Bytes, lanes: Indices) -> Encoded:
         n = len(records)
-        return Encoded(records.reshape(-1), np.full(n, self.record_bytes), np.full(n, NO_REFERENCE))
+        return Encoded(records.reshape(-1).copy(), np.full(n, self.record_bytes), np.full(n, NO_REFERENCE))
 
     def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
         if (lengths != self.record_bytes).any() or (starts < 0).any() or (starts + lengths > len(data)).any():
             raise CorruptDataError(f"Raw records have {self.record_bytes} bytes and lie inside the store; some do not.")
-        np.take(np.lib.stride_tricks.sliding_window_view(data, self.record_bytes), starts, axis=0, out=out, mode="clip")
+        out[:] = np.lib.stride_tricks.sliding_window_view(data, self.record_bytes)[starts]
 
     def gather(self, store: FrameStore, lanes: Indices, firsts: list[Indices], outs: list[Bytes]) -> None:
         references = np.zeros((1, -(-self.frame.nbytes // 4)), dtype=np.uint32)

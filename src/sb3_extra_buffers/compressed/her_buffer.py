@@ -15,26 +15,29 @@ from sb3_extra_buffers.errors import ConfigurationError
 
 
 class _BehindHer(CompressedDictReplayBuffer):
-    """What ``HerReplayBuffer`` takes for SB3's ``DictReplayBuffer``. The arguments that it does not know come here past it."""
+    """What ``HerReplayBuffer`` takes for ``DictReplayBuffer``. Arguments that it does not know come here past it."""
 
     _storage_arguments: dict[str, Any]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs, **self._storage_arguments)
+        if kwargs.get("optimize_memory_usage"):
+            raise ConfigurationError(
+                "HER needs the last observation of every episode, which optimize_memory_usage does not keep. Leave it "
+                "out: next observations share the memory of observations anyway."
+            )
+        if self._storage_arguments.get("prefetch"):
+            raise ConfigurationError("CompressedHerReplayBuffer does not prefetch: goals are drawn when it is sampled.")
+        super().__init__(*args, **{**kwargs, **self._storage_arguments})
 
 
-class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):
+# SB3's classes disagree in the same way: HerReplayBuffer only takes dicts.
+class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):  # type: ignore[misc]
     """SB3's ``HerReplayBuffer`` with compressed observations: same arguments, same batches under the same seed.
 
     Further arguments: see :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        if kwargs.get("optimize_memory_usage"):
-            raise ConfigurationError(
-                "HER needs the last observation of every episode, so it cannot be used with optimize_memory_usage. Leave that "
-                "out: next observations share the memory of observations anyway."
-            )
         known = inspect.signature(HerReplayBuffer).parameters
         self._storage_arguments = {name: kwargs.pop(name) for name in kwargs.keys() - known}
         super().__init__(*args, **kwargs)

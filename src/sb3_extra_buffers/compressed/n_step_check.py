@@ -17,8 +17,8 @@ from sb3_extra_buffers.errors import ConfigurationError
 def check_n_steps(buffer: object, observation_space: spaces.Space[Any], kwargs: Mapping[str, Any]) -> None:
     """Refuse ``n_steps`` that ``buffer``, created with ``kwargs``, would not give: its own argument or its algorithm's.
 
-    ``DQN(n_steps=3, replay_buffer_class=...)`` would train on single steps: SB3 says nothing about ``n_steps`` to a buffer
-    class that it is given, 2.9 warns of that, 2.7 does not.
+    ``DQN(n_steps=3, replay_buffer_class=...)`` would train on single steps: SB3 tells a buffer class that it is given
+    nothing about ``n_steps``. SB3 2.9 warns of that, 2.7 does not.
     """
     algorithm = _calling_algorithm()
     wanted = getattr(algorithm, "n_steps", 1)

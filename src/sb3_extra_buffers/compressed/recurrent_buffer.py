@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from gymnasium import spaces
 
@@ -40,7 +40,7 @@ class CompressedRecurrentPPO(RecurrentPPO):
         _init_setup_model: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(*args, _init_setup_model=False, **kwargs)
+        super().__init__(*args, **{**kwargs, "_init_setup_model": False})
         self.rollout_buffer_kwargs = dict(rollout_buffer_kwargs or {})
         if _init_setup_model:
             self._setup_model()
@@ -48,7 +48,7 @@ class CompressedRecurrentPPO(RecurrentPPO):
     def _setup_model(self) -> None:
         super()._setup_model()
         # RecurrentPPO has just made its own buffer, empty and not touched yet: no memory was used for it.
-        plain = self.rollout_buffer
+        plain = cast(RecurrentRolloutBuffer, self.rollout_buffer)
         is_dict = isinstance(self.observation_space, spaces.Dict)
         self.rollout_buffer = (CompressedRecurrentDictRolloutBuffer if is_dict else CompressedRecurrentRolloutBuffer)(
             self.n_steps,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_extra_buffers.compressed.base import SINGLE, BaseCompressedBuffer
 from sb3_extra_buffers.compressed.n_step_check import check_n_steps
+from sb3_extra_buffers.compressed.prefetch import Prefetcher
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
 
 
@@ -26,6 +28,9 @@ class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
     Further arguments: see :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`.
 
     :param output_dtype: ``"raw"`` samples observations in the dtype of their space, ``"float"`` in float32.
+    :param prefetch: Decode the next batch in the background. Batches are then drawn one call earlier than in SB3, so a run
+        is repeatable but not the same as without. Batches for ``VecNormalize`` are not prefetched: they would be normalized
+        with statistics that are out of date.
     """
 
     def __init__(
@@ -37,6 +42,7 @@ class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
         n_envs: int = 1,
         optimize_memory_usage: bool = False,
         handle_timeout_termination: bool = True,
+        prefetch: bool = False,
         **kwargs: Any,
     ) -> None:
         check_n_steps(self, observation_space, kwargs)
@@ -55,6 +61,7 @@ class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
             handle_timeout_termination=handle_timeout_termination,
             **kwargs,
         )
+        self._prefetcher = Prefetcher() if prefetch else None
         self.optimize_memory_usage = optimize_memory_usage
         self.observations = self._column(0)
         self.next_observations = self._column(0, shift=1) if optimize_memory_usage else self._column(1)
@@ -74,9 +81,10 @@ class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
             key: (store.checked(_part(obs, key)), store.checked(_part(next_obs, key)))
             for key, store in self._stores.items()
         }
-        for key, store in self._stores.items():
-            store.write(0, self.pos, parts[key][0])
-            store.write(next_column, next_slot, parts[key][1])
+        with self._prefetcher.lock if self._prefetcher else nullcontext():
+            for key, store in self._stores.items():
+                store.write(0, self.pos, parts[key][0])
+                store.write(next_column, next_slot, parts[key][1])
         self.actions[self.pos] = action.reshape(self.n_envs, self.action_dim)
         self.rewards[self.pos] = reward
         self.dones[self.pos] = done
@@ -91,11 +99,15 @@ class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
         if self.size() == 0:
             raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
         # Not super(): DictReplayBuffer.sample() leaves out what optimize_memory_usage needs.
-        return ReplayBuffer.sample(self, batch_size, env)
+        if self._prefetcher is None or env is not None:
+            return ReplayBuffer.sample(self, batch_size, env)
+        return self._prefetcher.next(batch_size, lambda: ReplayBuffer.sample(self, batch_size))
 
     def _get_samples(self, batch_inds: npt.NDArray[np.int64], env: VecNormalize | None = None) -> Any:
         env_indices = np.random.randint(0, high=self.n_envs, size=(len(batch_inds),))
-        return self._samples_at(batch_inds, env_indices, env)
+        if self._prefetcher is None or env is not None:
+            return self._samples_at(batch_inds, env_indices, env)
+        return self._prefetcher.submit(self._samples_at, batch_inds, env_indices, None)
 
     def _samples_at(
         self,

@@ -44,8 +44,13 @@ class Preference:
         return self.frame_bytes + BYTES_PER_MICROSECOND * self.microseconds
 
 
-def choose_codec(layout: StackLayout, steps: npt.NDArray[Any]) -> Preference:
-    """The codec that stores ``steps``, ``(n, n_envs, *shape)``, at the lowest cost."""
+def choose_codec(
+    layout: StackLayout, steps: npt.NDArray[Any], current: CodecRecipe | None = None
+) -> Preference:
+    """The codec that stores ``steps``, ``(n, n_envs, *shape)``, at the lowest cost.
+
+    ``current`` is given up only for one that costs a quarter less.
+    """
     trials = [_try(_NONE, layout, steps)]
     if layout.frame.nbytes >= _SMALLEST_FRAME:
         installed = available_methods()
@@ -54,7 +59,8 @@ def choose_codec(layout: StackLayout, steps: npt.NDArray[Any]) -> Preference:
     # A saving of less than a tenth is not worth a codec.
     if best.frame_bytes > 0.9 * layout.frame.nbytes:
         best = trials[0]
-    return best
+    stay = [trial for trial in trials if trial.recipe == current]
+    return stay[0] if stay and best.cost > 0.75 * stay[0].cost else best
 
 
 def _try(recipe: CodecRecipe, layout: StackLayout, steps: npt.NDArray[Any]) -> Preference:

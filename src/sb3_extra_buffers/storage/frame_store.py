@@ -41,6 +41,8 @@ class FrameStore:
         self.newest = NewestObservations(n_lanes, layout.stack)
         self.encoded = np.zeros(n_lanes, dtype=np.int64)
         """Frames before this one are in records, the others in the ring."""
+        self._bytes_encoded = 0
+        self._frames_encoded = 0
         self.first_records = np.zeros(n_lanes, dtype=np.int64)
         self.starts = np.zeros((n_lanes, 8), dtype=np.int64)
         self.lengths = np.zeros((n_lanes, 8), dtype=np.uint32)
@@ -136,6 +138,12 @@ class FrameStore:
     def index_bytes(self) -> int:
         return self.starts.nbytes + self.lengths.nbytes + self.references.nbytes
 
+    def take_mean_frame_bytes(self) -> float:
+        """What a frame took on average since the last call."""
+        mean = self._bytes_encoded / max(self._frames_encoded, 1)
+        self._bytes_encoded = self._frames_encoded = 0
+        return mean
+
     def mean_frame_bytes(self) -> npt.NDArray[np.float64]:
         """What an encoded frame of each lane takes in the arena."""
         capacity = self.starts.shape[1]
@@ -160,6 +168,8 @@ class FrameStore:
             self.lengths[lanes, records] = lengths
             self.references[lanes, records] = references
             self.encoded[lanes] += group
+            self._bytes_encoded += len(data)
+            self._frames_encoded += group * len(lanes)
 
     def _allocate(self, size: int, oldest: Callable[[], Indices]) -> int:
         if self._index_is_full():

@@ -109,7 +109,10 @@ class ObservationArray:
 
 def _broadcast(slots: npt.NDArray[Any], envs: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Two arrays of one shape, copied: views with strides of zero would have to be compiled for."""
-    slots, envs = np.broadcast_arrays(slots, envs)
+    try:
+        slots, envs = np.broadcast_arrays(slots, envs)
+    except ValueError as error:
+        raise IndexError(f"Indices of shapes {slots.shape} and {envs.shape} do not go together.") from error
     return slots.copy(), envs.copy()
 
 

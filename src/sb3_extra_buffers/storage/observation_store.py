@@ -24,7 +24,9 @@ logger = logging.getLogger("sb3_extra_buffers")
 _LOOK_AT_STEPS = 64
 _LOOK_AT_BYTES = 4 << 20
 _FEWEST_STEPS = 34  # two chains of 16 frames and the start of a third
-_LAST_FRAME_NUMBER = (1 << 32) - 1024
+_REVIEW_STEPS = 2048
+_LAST_FRAME_NUMBER = (1 << 32) - (1 << 20)
+"""Close to what an index entry can hold, with room for the frames that arrive between two reviews."""
 _WORTH_COMPACTING = 1 << 20
 _AS_THEY_ARE = CodecRecipe(parse_method("none"))
 CPU = th.device("cpu")
@@ -66,6 +68,7 @@ class ObservationStore:
         self._all_lanes = np.arange(n_envs)
         self._steps = 0
         self._decide_at: int | None = None
+        self._usual_frame_bytes: float | None = None
         self._compact_at = _WORTH_COMPACTING
         """The size of the arena at which to look whether most of it is dead."""
         self._start()
@@ -99,8 +102,8 @@ class ObservationStore:
                     "change values. Give the observation space the dtype that the environment returns."
                 )
             array = array.astype(self.dtype)
-        if not array.flags.carray:  # compiled code is compiled again for arrays that are read-only or not contiguous
-            array = array.copy()
+        if not array.flags.writeable:  # for which compiled code would be compiled again
+            array = array.copy(order="K")
         return saturate(array, self.stored_dtype)
 
     def write(self, column: int, slot: int, observations: npt.NDArray[Any], lanes: Indices | None = None) -> None:
@@ -112,8 +115,8 @@ class ObservationStore:
             self._steps += 1
             if self._steps == self._decide_at:
                 self.decide()
-        if ends.max() > _LAST_FRAME_NUMBER:
-            self._rebuild(self.layout, self._recipe)
+            if self._steps % _REVIEW_STEPS == 0:
+                self._review()
         if self.frames.arena.nbytes > self._compact_at:
             self._compact()
 
@@ -177,6 +180,23 @@ class ObservationStore:
         self._compact_at = max(_WORTH_COMPACTING, self.frames.arena.nbytes * 5 // 4)
 
     # How it is decided how to store them
+
+    def _review(self) -> None:
+        """Look whether what was decided is still right."""
+        if self.frames.heads.max() > _LAST_FRAME_NUMBER:
+            self._rebuild(self.layout, self._recipe)
+        if self.config.recipe is not None or self._decide_at is not None:
+            return
+        frame_bytes = self.frames.take_mean_frame_bytes()
+        usual = self._usual_frame_bytes
+        self._usual_frame_bytes = frame_bytes
+        if usual is None or usual / 2 <= frame_bytes <= usual * 2:
+            return
+        best = choose_codec(self.layout, self._recent_steps(), current=self._recipe)
+        if best.recipe != self._recipe:
+            logger.info("The data has changed: %s instead of %s", best.recipe.method, self.codec.label)
+            self._usual_frame_bytes = None
+            self._rebuild(self.layout, best.recipe)
 
     def _start(self) -> None:
         config = self.config

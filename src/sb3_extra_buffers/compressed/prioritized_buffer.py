@@ -1,0 +1,171 @@
+"""Prioritized experience replay, the proportional variant of https://arxiv.org/abs/1511.05952.
+
+Any off-policy algorithm can use it. What its ``train()`` has to do beyond sampling::
+
+    buffer.progress_remaining = self._current_progress_remaining   # if beta is a schedule
+    batch = buffer.sample(batch_size, env=self._vec_normalize_env)
+    loss = (batch.weights * losses).mean()                         # one loss per transition
+    buffer.update_priorities(batch.indices, td_errors)             # one error per transition
+
+:class:`~sb3_extra_buffers.compressed.prioritized_dqn.PrioritizedDQN` does that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import cloudpickle  # type: ignore[import-untyped]
+import numpy as np
+import numpy.typing as npt
+import torch as th
+from stable_baselines3.common.type_aliases import Schedule, TensorDict
+from stable_baselines3.common.vec_env import VecNormalize
+
+from sb3_extra_buffers.compressed.nstep_buffer import CompressedDictNStepReplayBuffer, CompressedNStepReplayBuffer
+from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
+from sb3_extra_buffers.compressed.sum_tree import SumTree
+from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
+from sb3_extra_buffers.storage.usage import MemoryUsage
+
+
+class PrioritizedReplayBufferSamples(NamedTuple):
+    """SB3's fields, and two more."""
+
+    observations: th.Tensor | TensorDict
+    actions: th.Tensor
+    next_observations: th.Tensor | TensorDict
+    dones: th.Tensor
+    rewards: th.Tensor
+    discounts: th.Tensor | None
+    weights: th.Tensor
+    """What makes up for the unequal chances, ``(batch_size, 1)``; the largest of a batch is 1."""
+    indices: npt.NDArray[np.int64]
+    """For :meth:`CompressedPrioritizedReplayBuffer.update_priorities`."""
+
+
+class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
+    """Draws transitions in proportion to ``(|TD error| + epsilon) ** alpha``, new ones as if their error was the largest.
+
+    Further arguments: those of :class:`~sb3_extra_buffers.compressed.replay_buffer.CompressedReplayBuffer`.
+
+    :param alpha: From 0, all transitions are drawn alike, to 1.
+    :param beta: How much of the bias the weights make up for: from 0, nothing, to 1, all of it. A number or a schedule,
+        which is a function of the progress remaining that goes from 1 to 0.
+    :param epsilon: Keeps transitions without a TD error in the game.
+    :param n_steps: With more than 1, rewards are n-step returns, as in ``CompressedNStepReplayBuffer``.
+    :param gamma: The discount factor for n-step returns, that of the algorithm.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        alpha: float = 0.6,
+        beta: float | Schedule = 0.4,
+        epsilon: float = 1e-6,
+        n_steps: int = 1,
+        gamma: float = 0.99,
+        **kwargs: Any,
+    ) -> None:
+        if not 0 <= alpha <= 1:
+            raise ConfigurationError(f"alpha must be from 0 to 1, not {alpha}.")
+        if not callable(beta) and not 0 <= beta <= 1:
+            raise ConfigurationError(f"beta must be from 0 to 1, or a schedule, not {beta}.")
+        if not 0 < epsilon < np.inf:
+            raise ConfigurationError(f"epsilon must be a number above 0, not {epsilon}.")
+        if kwargs.get("prefetch"):
+            raise ConfigurationError("Prioritized buffers do not prefetch: this batch changes the chances of the next.")
+        super().__init__(*args, n_steps=n_steps, gamma=gamma, **kwargs)
+        self.alpha = alpha
+        self.epsilon = epsilon
+        self.progress_remaining = 1.0
+        """For a schedule. The algorithm keeps it up to date."""
+        self.max_priority = 1.0
+        self._beta = _Beta(beta)
+        self._tree = SumTree(self.buffer_size * self.n_envs)
+
+    @property
+    def beta(self) -> float:
+        return self._beta(self.progress_remaining)
+
+    def add(self, *args: Any, **kwargs: Any) -> None:
+        slot = self.pos
+        super().add(*args, **kwargs)
+        self._tree[self._places(slot)] = self.max_priority**self.alpha
+        if self.optimize_memory_usage:
+            self._tree[self._places(self.pos)] = 0.0  # its observation is now the newest next observation
+
+    def reset(self) -> None:
+        super().reset()
+        self._tree.clear()
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
+        """Draw :class:`PrioritizedReplayBufferSamples`."""
+        total = self._tree.total
+        if total == 0:
+            raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
+        # One from each of batch_size strips of equal height.
+        indices = self._tree.find((np.arange(batch_size) + np.random.random_sample(batch_size)) * (total / batch_size))
+        priorities = self._tree[indices]
+        weights = (priorities.min(initial=np.inf) / priorities) ** self.beta
+        batch_inds, env_indices = np.divmod(indices, self.n_envs)
+        samples = self._samples_at(batch_inds, env_indices, env)
+        weights_tensor = self.to_torch(weights.astype(np.float32).reshape(-1, 1))
+        return PrioritizedReplayBufferSamples._make([*samples, weights_tensor, indices])
+
+    def update_priorities(self, indices: npt.NDArray[np.int64], td_errors: th.Tensor | npt.ArrayLike) -> None:
+        """Set the priorities of the transitions at ``indices`` of a batch from their TD errors, whatever their sign."""
+        if isinstance(td_errors, th.Tensor):
+            td_errors = td_errors.detach().cpu().numpy()
+        errors = np.abs(np.asarray(td_errors, dtype=np.float64).reshape(-1))
+        if errors.shape != indices.shape:
+            raise ConfigurationError(f"{len(indices)} transitions need as many TD errors, but got {len(errors)}.")
+        if not np.isfinite(errors).all():
+            raise ConfigurationError(
+                f"{np.sum(~np.isfinite(errors))} of {len(errors)} TD errors are NaN or infinite: that is no priority. "
+                "Has the training diverged?"
+            )
+        priorities = errors + self.epsilon
+        self.max_priority = max(self.max_priority, float(priorities.max(initial=0.0)))
+        # A place without a transition stays without a chance.
+        self._tree[indices] = np.where(self._tree[indices] > 0, priorities**self.alpha, 0.0)
+
+    def memory_usage(self) -> MemoryUsage:
+        usage = super().memory_usage()
+        return dataclasses.replace(usage, index=usage.index + round(self._tree.nbytes * self.size() / self.buffer_size))
+
+    def _places(self, slot: int) -> npt.NDArray[np.int64]:
+        return np.arange(slot * self.n_envs, (slot + 1) * self.n_envs)
+
+    def _samples_at(
+        self,
+        batch_inds: npt.NDArray[np.int64],
+        env_indices: npt.NDArray[np.int64],
+        env: VecNormalize | None,
+        last_inds: npt.NDArray[np.int64] | None = None,
+    ) -> Any:
+        # A single step is discounted by the algorithm, whose gamma this buffer need not know then.
+        if self.n_steps == 1:
+            return CompressedReplayBuffer._samples_at(self, batch_inds, env_indices, env, last_inds)
+        return super()._samples_at(batch_inds, env_indices, env, last_inds)
+
+
+class CompressedDictPrioritizedReplayBuffer(CompressedPrioritizedReplayBuffer, CompressedDictNStepReplayBuffer):
+    """The same for Dict observation spaces, each key stored on its own."""
+
+
+class _Beta:
+    """A number or a schedule as one function that can be pickled, which lambdas cannot."""
+
+    def __init__(self, value: float | Schedule) -> None:
+        self.value = value
+
+    def __call__(self, progress_remaining: float) -> float:
+        return float(self.value(progress_remaining) if callable(self.value) else self.value)
+
+    def __getstate__(self) -> bytes:
+        pickled: bytes = cloudpickle.dumps(self.value)
+        return pickled
+
+    def __setstate__(self, state: bytes) -> None:
+        self.value = cloudpickle.loads(state)

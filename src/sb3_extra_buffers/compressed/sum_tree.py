@@ -1,0 +1,93 @@
+"""Draw numbers in proportion to their priorities, and change priorities, both in logarithmic time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import ModuleType
+
+import numpy as np
+import numpy.typing as npt
+
+from sb3_extra_buffers.compiled import load_kernels
+
+FAN_OUT = 16
+"""Children of a node: two cache lines, so a tree over a million priorities is five levels deep."""
+
+
+class SumTree:
+    """``size`` priorities, all 0 at first.
+
+    Every node is the sum of its children from left to right, computed anew whenever one of them changes: nothing
+    accumulates, and the compiled code and the NumPy code below, which defines it, agree to the last bit.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        lengths = [_padded(size)]
+        while lengths[-1] > FAN_OUT:
+            lengths.append(_padded(lengths[-1] // FAN_OUT))
+        self._bounds = np.cumsum([0, *lengths])
+        """Where each level begins in ``_nodes``, the priorities first, the children of the root last."""
+        self._nodes: npt.NDArray[np.float64] = np.zeros(self._bounds[-1])
+
+    @property
+    def total(self) -> float:
+        return float(self._nodes[self._bounds[-2] :].cumsum()[-1])
+
+    @property
+    def nbytes(self) -> int:
+        return self._nodes.nbytes
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        found: npt.NDArray[np.float64] = self._nodes[: self.size][indices]
+        return found
+
+    def __setitem__(self, indices: npt.NDArray[np.int64], priorities: npt.ArrayLike) -> None:
+        if len(indices) == 0:
+            return
+        if indices.min() < 0 or indices.max() >= self.size:
+            raise IndexError(f"There are {self.size} priorities: no {indices.min()} to {indices.max()}.")
+        kernels = _kernels()
+        if kernels is not None:
+            values = np.ascontiguousarray(np.broadcast_to(priorities, indices.shape), dtype=np.float64)
+            kernels.update(self._nodes, self._bounds, np.ascontiguousarray(indices, dtype=np.int64), values)
+            return
+        levels = self._levels()
+        levels[0][indices] = priorities
+        for level, above in pairwise(levels):
+            indices = indices // FAN_OUT
+            above[indices] = level.reshape(-1, FAN_OUT)[indices].cumsum(axis=1)[:, -1]
+
+    def find(self, heights: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        """For each height in [0, total), whose priority is there when all are stacked. Never one of priority 0."""
+        nodes: npt.NDArray[np.int64] = np.zeros(len(heights), dtype=np.int64)
+        kernels = _kernels()
+        if kernels is not None:
+            kernels.find(self._nodes, self._bounds, heights, nodes)
+            return nodes
+        rows = np.arange(len(heights))
+        for level in reversed(self._levels()):
+            sums = level.reshape(-1, FAN_OUT)[nodes].cumsum(axis=1)
+            beyond = sums > heights[:, None]
+            # A height that rounding has carried past the end belongs to the last child that has any.
+            child = np.where(beyond[:, -1], beyond.argmax(axis=1), sums.argmax(axis=1))
+            heights = np.maximum(heights - np.where(child > 0, sums[rows, child - 1], 0.0), 0.0)
+            nodes = nodes * FAN_OUT + child
+        return nodes
+
+    def clear(self) -> None:
+        self._nodes[:] = 0.0
+
+    def _levels(self) -> list[npt.NDArray[np.float64]]:
+        return [self._nodes[low:high] for low, high in pairwise(self._bounds)]
+
+
+def _padded(length: int) -> int:
+    return -(-length // FAN_OUT) * FAN_OUT
+
+
+def _kernels() -> ModuleType | None:
+    return load_kernels("sb3_extra_buffers.compressed.sum_tree_kernels")

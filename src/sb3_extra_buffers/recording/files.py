@@ -1,0 +1,113 @@
+"""Recordings on disk.
+
+A file is a ZIP archive of arrays, as :func:`numpy.savez_compressed` writes them, all oldest first: ``rewards``,
+``actions``, ``features`` if there are any, and ``frames_00000`` and so on, some frames each. Of these all but the first
+are XORed with the one before: what did not change becomes zeros, which compress best. So the file does not depend on
+how the buffer holds its frames, nor on an optional package. ``meta.json`` says the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
+
+if TYPE_CHECKING:
+    from sb3_extra_buffers.recording.record_buffer import RecordBuffer
+
+Buffer = TypeVar("Buffer", bound="RecordBuffer")
+
+_VERSION = 1
+_FRAMES_PER_CHUNK = 64
+_LEVEL = 1
+
+
+def save(buffer: RecordBuffer, path: Path) -> None:
+    """Write ``buffer`` to ``path``; what was there is replaced when all is written."""
+    slots = buffer.slots
+    has_frames = hasattr(buffer.frames, "store")
+    meta = {
+        "version": _VERSION,
+        "res": buffer.res,
+        "ch_num": buffer.ch_num,
+        "size": buffer.max_size,
+        "dtypes": [np.lib.format.dtype_to_descr(dtype) for dtype in buffer.dtypes],
+        "has_frames": has_frames,
+    }
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
+        archive.writestr("meta.json", json.dumps(meta))
+        _write(archive, "rewards", buffer.rewards[slots])
+        _write(archive, "actions", buffer.actions[slots])
+        if buffer.features is not None:
+            _write(archive, "features", buffer.features[slots])
+        for number, start in enumerate(range(0, len(slots) if has_frames else 0, _FRAMES_PER_CHUNK)):
+            frames = buffer.frames[slots[start : start + _FRAMES_PER_CHUNK]]
+            bits = _bits(frames)
+            bits[1:] ^= bits[:-1].copy()
+            _write(archive, f"frames_{number:05}", frames)
+    unfinished.replace(path)
+
+
+def load(buffer_class: type[Buffer], path: Path, size: int | None, **kwargs: Any) -> Buffer:
+    """A new buffer with the steps that :func:`save` wrote."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            meta = json.loads(archive.read("meta.json"))
+            if meta["version"] != _VERSION:
+                raise ConfigurationError(f"{path} is a recording of version {meta['version']}; this reads {_VERSION}.")
+            rewards, actions = _read(archive, "rewards"), _read(archive, "actions")
+            features = _read(archive, "features") if len(meta["dtypes"]) > 2 else [None] * len(rewards)
+            buffer = buffer_class(
+                tuple(meta["res"]),
+                meta["ch_num"],
+                size or meta["size"],
+                [np.lib.format.descr_to_dtype(_as_descr(descr)) for descr in meta["dtypes"]],
+                action_shape=actions.shape[1:],
+                action_dtype=actions.dtype,
+                **kwargs,
+            )
+            frames: Iterator[Any] = _frames(archive)
+            if not hasattr(buffer.frames, "store"):
+                frames = iter([None] * len(rewards))
+            elif not meta["has_frames"]:
+                raise ConfigurationError(f"{path} has no frames: load it with FramelessRecordBuffer.")
+            for frame, reward, action, feature in zip(frames, rewards, actions, features, strict=True):
+                buffer.add(frame, reward, action, feature)
+    except (zipfile.BadZipFile, KeyError, EOFError, json.JSONDecodeError) as error:
+        raise CorruptDataError(f"{path} is not a complete recording: {error}") from error
+    return buffer
+
+
+def _frames(archive: zipfile.ZipFile) -> Iterator[npt.NDArray[Any]]:
+    for name in sorted(name for name in archive.namelist() if name.startswith("frames_")):
+        frames = _read(archive, name.removesuffix(".npy"))
+        np.bitwise_xor.accumulate(_bits(frames), axis=0, out=_bits(frames))
+        yield from frames
+
+
+def _bits(frames: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    return frames.reshape(len(frames), -1).view(np.uint8)
+
+
+def _as_descr(descr: Any) -> Any:
+    """JSON knows lists only, NumPy wants tuples."""
+    return tuple(map(_as_descr, descr)) if isinstance(descr, list) else descr
+
+
+def _write(archive: zipfile.ZipFile, name: str, array: npt.NDArray[Any]) -> None:
+    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+        np.lib.format.write_array(member, array, allow_pickle=False)
+
+
+def _read(archive: zipfile.ZipFile, name: str) -> npt.NDArray[Any]:
+    with archive.open(f"{name}.npy") as member:
+        array: npt.NDArray[Any] = np.lib.format.read_array(member, allow_pickle=False)
+    return array

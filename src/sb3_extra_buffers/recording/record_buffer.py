@@ -1,0 +1,233 @@
+"""A circular record of frames, rewards, actions and features."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from sb3_extra_buffers.errors import ConfigurationError, ObservationError
+from sb3_extra_buffers.recording import files, video
+from sb3_extra_buffers.recording.base import BaseRecordBuffer, Record, Records
+from sb3_extra_buffers.recording.frame_array import FrameArray
+from sb3_extra_buffers.storage.config import FrameStack, StorageConfig
+from sb3_extra_buffers.storage.observation_store import ObservationStore
+
+Self = TypeVar("Self", bound="RecordBuffer")
+_DEFAULT_DTYPES = (np.uint8, np.float32)
+
+
+class RecordBuffer(BaseRecordBuffer):
+    """Holds the newest ``size`` steps, their frames compressed and without loss.
+
+    Frames may come as height × width × channels, as channels × height × width and, where there is one channel, as
+    height × width. They are stored with channels first. Where a frame could be read in more than one way, the first of
+    these is meant.
+
+    :param res: Height and width of frames.
+    :param ch_num: Channels of frames.
+    :param size: How many steps to keep.
+    :param dtypes: Of frames (by default uint8), of rewards (float32), then one for each feature.
+    :param action_shape: Of one action; ``()`` for a number.
+    :param action_dtype: Of actions.
+    :param compression_method: How frames are held: ``"auto"``, or a method such as ``"zstd-5"`` or ``"none"``.
+    :param compression_kwargs: Options of the method.
+    :param frame_stack: How many frames each frame stacks: ``"auto"`` finds out, ``None`` stores them whole.
+    """
+
+    def __init__(
+        self,
+        res: tuple[int, int] = (240, 320),
+        ch_num: int = 3,
+        size: int = 40_000,
+        dtypes: Sequence[npt.DTypeLike] | None = None,
+        *,
+        action_shape: tuple[int, ...] = (),
+        action_dtype: npt.DTypeLike = np.int64,
+        compression_method: str = "auto",
+        compression_kwargs: Mapping[str, Any] | None = None,
+        frame_stack: FrameStack = "auto",
+    ) -> None:
+        height, width = res
+        if min(height, width, ch_num, size) < 1:
+            raise ConfigurationError(f"res, ch_num and size must be at least 1, not {res}, {ch_num} and {size}.")
+        given = tuple(np.dtype(dtype) for dtype in dtypes or ())
+        self.dtypes = given + tuple(np.dtype(dtype) for dtype in _DEFAULT_DTYPES[len(given) :])
+        self.res, self.ch_num, self.max_size = (height, width), ch_num, size
+        self.rewards = np.zeros(size, dtype=self.dtypes[1])
+        self.actions = np.zeros((size, *action_shape), dtype=action_dtype)
+        fields = [(str(number), dtype) for number, dtype in enumerate(self.dtypes[2:])]
+        self.features = np.zeros(size, dtype=fields) if fields else None
+        self._added = 0
+        self._config = StorageConfig.from_arguments(compression_method, None, compression_kwargs, None, frame_stack)
+        self._create_frames()
+
+    def add(self, frame: Any, reward: Any, action: Any, features: Sequence[Any] | None = None) -> None:
+        slot = self._added % self.max_size
+        values = [
+            (self.rewards, _fitting(reward, self.rewards, "reward")),
+            (self.actions, _fitting(action, self.actions, "action")),
+        ]
+        if self.features is not None or features is not None:
+            values.append((self.features, self._checked_features(features)))  # type: ignore[arg-type]
+        self._write_frame(slot, frame)  # last of what may fail: a step is recorded whole or not at all
+        for array, value in values:
+            array[slot] = value
+        self._added += 1
+
+    def __len__(self) -> int:
+        return min(self._added, self.max_size)
+
+    @property
+    def slots(self) -> npt.NDArray[np.int64]:
+        """The slots in use, that of the oldest step first."""
+        return np.arange(self._added - len(self), self._added) % self.max_size
+
+    def __getitem__(self, index: int) -> Record:
+        slot = int(self.slots[index])
+        return self._record(slot, self.frames[slot])
+
+    def __iter__(self) -> Iterator[Record]:
+        slots = self.slots
+        for slot, frame in zip(slots.tolist(), self._frames_of(slots), strict=True):
+            yield self._record(slot, frame)
+
+    def to_numpy(self) -> Records:
+        """Everything that is held, oldest first. Mind the size: frames are not compressed here."""
+        slots = self.slots
+        features = None if self.features is None else self.features[slots]
+        return Records(self.frames[slots], self.rewards[slots], self.actions[slots], features)
+
+    def reset(self) -> None:
+        """Forget all steps."""
+        self._added = 0
+        for array in (self.rewards, self.actions, self.features):
+            if array is not None:
+                array[:] = np.zeros((), dtype=array.dtype)
+        self._create_frames()
+
+    def save(self, path: str | Path) -> None:
+        """Write all steps to a compressed file that :meth:`load` reads. There is no pickle in it."""
+        files.save(self, Path(path))
+
+    @classmethod
+    def load(cls: type[Self], path: str | Path, size: int | None = None, **kwargs: Any) -> Self:
+        """A buffer with the steps of a file.
+
+        :param size: How many steps it is to hold, by default as many as the one that was saved.
+        :param kwargs: Further arguments, such as ``compression_method``.
+        """
+        return files.load(cls, Path(path), size, **kwargs)
+
+    def save_video(self, path: str | Path, fps: float = 30.0, lossless: bool = False) -> None:
+        """Write all frames to a video, ``.mp4`` or ``.mkv``. Needs the extra ``video``.
+
+        Frames of floats are taken to be from 0 to 1, all others from 0 to 255.
+
+        :param lossless: Keep every pixel as it is. Not all players can show such a video.
+        """
+        video.save_video(self._pictures(), Path(path), fps, lossless)
+
+    def save_gif(self, path: str | Path, fps: float = 30.0) -> None:
+        """Write all frames to an animation. Needs the extra ``video``.
+
+        A frame keeps its colours if there are no more than 256 of them.
+        """
+        video.save_gif(self._pictures(), Path(path), fps)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory taken for what is held now."""
+        fields = sum(array.nbytes for array in (self.rewards, self.actions, self.features) if array is not None)
+        return fields + self._frames_nbytes()
+
+    def __repr__(self) -> str:
+        shape = "×".join(map(str, (self.ch_num, *self.res)))
+        return (
+            f"{type(self).__name__}({len(self):,} of {self.max_size:,} steps, frames {shape} {self.dtypes[0]}, "
+            f"method {self.frames.store.label!r})"
+        )
+
+    # What a buffer without frames does differently
+
+    def _create_frames(self) -> None:
+        shape = (self.ch_num, *self.res)
+        self.frames = FrameArray(ObservationStore(self.max_size, 1, shape, self.dtypes[0], self._config))
+
+    def _write_frame(self, slot: int, frame: Any) -> None:
+        self.frames.store.write(0, slot, self._checked_frame(frame))
+
+    def _frames_of(self, slots: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[Any]]:
+        return self.frames.in_order(slots)  # type: ignore[no-any-return]
+
+    def _frames_nbytes(self) -> int:
+        store = self.frames.store
+        index = store.frames.index_bytes + sum(ends.nbytes for ends in store.ends)
+        return int(store.frames.arena.live_bytes + store.frames.reference_bytes + index)
+
+    # Checks
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether a frame of this shape can be recorded."""
+        height, width = self.res
+        shapes = [(height, width, self.ch_num), (self.ch_num, height, width)]
+        return shape in (shapes if self.ch_num > 1 else [*shapes, (height, width)])
+
+    def _checked_frame(self, frame: Any) -> npt.NDArray[Any]:
+        """A frame as it is stored, ``(1, channels, height, width)``, or an error."""
+        array = np.asarray(frame)
+        stored = (self.ch_num, *self.res)
+        if not self.fits(array.shape):
+            height, width = self.res
+            raise ObservationError(
+                f"Expected a frame of shape {(height, width, self.ch_num)} or {stored}"
+                f"{f' or {self.res}' if self.ch_num == 1 else ''}, but got {array.shape}."
+            )
+        if array.shape == (*self.res, self.ch_num):
+            array = array.transpose(2, 0, 1)
+        return _exactly(array.reshape(stored), self.dtypes[0], "Frames")[np.newaxis]
+
+    def _checked_features(self, features: Sequence[Any] | None) -> Any:
+        expected = 0 if self.features is None else len(self.dtypes) - 2
+        if features is None or len(features) != expected:
+            raise ObservationError(
+                f"This buffer records {expected} features with each step, but got "
+                f"{'none' if features is None else len(features)}. Their dtypes are those from the third of dtypes on."
+            )
+        return tuple(features)
+
+    def _record(self, slot: int, frame: npt.NDArray[Any]) -> Record:
+        features = None if self.features is None else self.features[slot].copy()
+        return Record(frame, self.rewards[slot], np.copy(self.actions[slot])[()], features)
+
+    def _pictures(self) -> Iterator[npt.NDArray[np.uint8]]:
+        if len(self) == 0:
+            raise ObservationError("Nothing was recorded: there is nothing to show.")
+        return video.to_pictures(self._frames_of(self.slots))
+
+
+def _fitting(value: Any, array: npt.NDArray[Any], what: str) -> npt.NDArray[Any]:
+    """``value`` as an item of ``array``. Floats may be rounded to fewer digits, nothing else may change."""
+    given = np.asarray(value)
+    shape = array.shape[1:]
+    if given.size != math.prod(shape):
+        raise ObservationError(f"Expected one {what} of shape {shape}, but got {given.shape}.")
+    given = given.reshape(shape)
+    if array.dtype.kind == "f" and given.dtype.kind in "biuf":
+        return given.astype(array.dtype)
+    return _exactly(given, array.dtype, f"The {what}")
+
+
+def _exactly(array: npt.NDArray[Any], dtype: np.dtype[Any], what: str) -> npt.NDArray[Any]:
+    """``array`` as ``dtype``, or an error where that changes a value."""
+    if array.dtype == dtype:
+        return array
+    with np.errstate(invalid="ignore", over="ignore"):
+        cast = array.astype(dtype)
+    if not np.array_equal(cast, array, equal_nan=array.dtype.kind in "fc"):
+        raise ObservationError(f"{what} of dtype {array.dtype} would change in an array of dtype {dtype}.")
+    return cast

@@ -1,0 +1,141 @@
+"""Training with a compressed buffer ends in the very same network as training with SB3's."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import A2C, DQN, PPO, SAC
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.vec_env import VecEnv, VecFrameStack
+
+from sb3_extra_buffers.compressed import (
+    CompressedDictReplayBuffer,
+    CompressedDictRolloutBuffer,
+    CompressedReplayBuffer,
+    CompressedRolloutBuffer,
+)
+from tests.environments import SpaceEnv
+
+METHODS = ["none", "rle", "rle-jit", "zstd-5", "lz4-frame/1", "igzip1", "delta", "zstd-dict", "auto"]
+DICT_SPACE = spaces.Dict(
+    {
+        "image": spaces.Box(0, 255, (36, 36, 3), np.uint8),
+        "vector": spaces.Box(-np.inf, np.inf, (4,), np.float32),
+        "kind": spaces.Discrete(7),
+    }
+)
+
+
+class TinyCnn(BaseFeaturesExtractor):
+    """Sees enough of an image for a difference to show, and takes a millisecond."""
+
+    def __init__(self, observation_space: spaces.Box) -> None:
+        super().__init__(observation_space, features_dim=16)
+        self.layers = th.nn.Sequential(
+            th.nn.Conv2d(observation_space.shape[0], 4, kernel_size=12, stride=8), th.nn.ReLU(), th.nn.Flatten()
+        )
+        with th.no_grad():
+            n_features = self.layers(th.zeros(1, *observation_space.shape)).shape[1]
+        self.last = th.nn.Linear(n_features, 16)
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        return self.last(self.layers(observations))
+
+
+SMALL_IMAGES = {"features_extractor_class": TinyCnn, "net_arch": [8]}
+
+
+def atari(name: str, n_envs: int) -> VecEnv:
+    import ale_py
+
+    gym.register_envs(ale_py)
+    return VecFrameStack(make_atari_env(f"{name}NoFrameskip-v4", n_envs=n_envs, seed=0), 4)
+
+
+def train_dqn(**buffer: Any) -> BaseAlgorithm:
+    """The buffer is overwritten once, and overwritten frames are of three lives."""
+    options = {"learning_starts": 100, "train_freq": 8, "batch_size": 16, "target_update_interval": 50}
+    model = DQN(
+        "CnnPolicy",
+        atari("MsPacman", 2),
+        buffer_size=200,
+        policy_kwargs=SMALL_IMAGES,
+        seed=0,
+        device="cpu",
+        **options,
+        **buffer,
+    )
+    return model.learn(400)
+
+
+def train_sac(**buffer: Any) -> BaseAlgorithm:
+    env = make_vec_env("Pendulum-v1", n_envs=2, seed=0)
+    options = {"learning_starts": 50, "train_freq": 4, "batch_size": 32, "buffer_size": 120}
+    model = SAC("MlpPolicy", env, policy_kwargs={"net_arch": [8]}, seed=0, device="cpu", **options, **buffer)
+    return model.learn(240)
+
+
+def train_dict_dqn(**buffer: Any) -> BaseAlgorithm:
+    env = make_vec_env(lambda: SpaceEnv(DICT_SPACE), n_envs=2, seed=0)
+    options = {"learning_starts": 50, "train_freq": 4, "batch_size": 16, "buffer_size": 120}
+    model = DQN("MultiInputPolicy", env, policy_kwargs=DICT_POLICY, seed=0, device="cpu", **options, **buffer)
+    return model.learn(240)
+
+
+def train_ppo(**buffer: Any) -> BaseAlgorithm:
+    options = {"n_steps": 40, "batch_size": 20, "n_epochs": 2}
+    model = PPO("CnnPolicy", atari("Pong", 2), policy_kwargs=SMALL_IMAGES, seed=0, device="cpu", **options, **buffer)
+    return model.learn(160)
+
+
+def train_dict_ppo(**buffer: Any) -> BaseAlgorithm:
+    env = make_vec_env(lambda: SpaceEnv(DICT_SPACE), n_envs=2, seed=0)
+    options = {"n_steps": 40, "batch_size": 20, "n_epochs": 2}
+    model = PPO("MultiInputPolicy", env, policy_kwargs=DICT_POLICY, seed=0, device="cpu", **options, **buffer)
+    return model.learn(160)
+
+
+def train_a2c(**buffer: Any) -> BaseAlgorithm:
+    """Rollouts are shorter than it takes to decide how to store them."""
+    env = make_vec_env(lambda: SpaceEnv(DICT_SPACE), n_envs=2, seed=0)
+    model = A2C("MultiInputPolicy", env, n_steps=6, policy_kwargs=DICT_POLICY, seed=0, device="cpu", **buffer)
+    return model.learn(120)
+
+
+DICT_POLICY = {"features_extractor_kwargs": {"cnn_output_dim": 8}, "net_arch": [8]}
+TRAININGS: dict[str, tuple[Callable[..., BaseAlgorithm], type]] = {
+    "DQN on Atari": (train_dqn, CompressedReplayBuffer),
+    "SAC on vectors": (train_sac, CompressedReplayBuffer),
+    "DQN on a Dict": (train_dict_dqn, CompressedDictReplayBuffer),
+    "PPO on Atari": (train_ppo, CompressedRolloutBuffer),
+    "PPO on a Dict": (train_dict_ppo, CompressedDictRolloutBuffer),
+    "A2C on a Dict": (train_a2c, CompressedDictRolloutBuffer),
+}
+
+
+@functools.cache
+def trained_by_sb3(training: str) -> dict[str, th.Tensor]:
+    return TRAININGS[training][0]().policy.state_dict()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("training", TRAININGS)
+def test_ends_in_the_same_network(training: str, method: str) -> None:
+    train, buffer_class = TRAININGS[training]
+    kind = "replay" if "Replay" in buffer_class.__name__ else "rollout"
+    model = train(**{f"{kind}_buffer_class": buffer_class, f"{kind}_buffer_kwargs": {"compression_method": method}})
+    assert isinstance(getattr(model, f"{kind}_buffer"), buffer_class)
+    expected = trained_by_sb3(training)
+    actual = model.policy.state_dict()
+    assert list(actual) == list(expected)
+    for name in expected:
+        assert th.equal(actual[name], expected[name]), name
