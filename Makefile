@@ -13,6 +13,8 @@ help: ## List the targets
 demo: $(VENV)/.ready ## Train DQN twice, with SB3's buffer and a compressed one, and compare
 	$(RUN)/python -m benchmarks.demo
 
+# Workers share the cores: torch's threads must not keep them busy while they wait.
+test: export OMP_WAIT_POLICY := passive
 test: $(VENV)/.ready ## Lint, check formatting and types, run the tests
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .

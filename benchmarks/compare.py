@@ -63,18 +63,16 @@ def timings(subjects: list[str], recording: Recording, repeats: int) -> dict[str
     buffers = {subject: make_buffer(subject, recording) for subject in subjects}
     spent: dict[str, dict[str, list[float]]] = {subject: {"add": []} for subject in subjects}
     order = list(subjects)
-    for step, transition in enumerate(tqdm(transitions(recording), "add", total=recording.steps, unit="step")):
+    for transition in tqdm(transitions(recording), "add", total=recording.steps, unit="step"):
         order.append(order.pop(0))
         for subject in order:
-            spent[subject]["add"].append(_microseconds(lambda s=subject: buffers[s].add(*transition)))
-        del step
+            spent[subject]["add"].append(_microseconds(buffers[subject].add, *transition))
     for batch_size in BATCH_SIZES:
         for repeat in tqdm(range(repeats), f"sample({batch_size})"):
             order.append(order.pop(0))
             for subject in order:
                 np.random.seed(repeat)
-                keep: list[Any] = []
-                elapsed = _microseconds(lambda s=subject: keep.append(buffers[s].sample(batch_size)))  # noqa: B023
+                elapsed = _microseconds(buffers[subject].sample, batch_size)
                 spent[subject].setdefault(f"sample({batch_size})", []).append(elapsed)
     # Costs that come in bursts, one record every so many steps, are only seen in the mean.
     return {
@@ -86,9 +84,9 @@ def timings(subjects: list[str], recording: Recording, repeats: int) -> dict[str
     }
 
 
-def _microseconds(work: Callable[[], Any]) -> float:
+def _microseconds(work: Callable[..., Any], *arguments: Any) -> float:
     began = time.perf_counter()
-    work()
+    work(*arguments)
     return 1e6 * (time.perf_counter() - began)
 
 

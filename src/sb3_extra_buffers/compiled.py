@@ -24,9 +24,7 @@ def load_kernels(module: str) -> ModuleType | None:
     """
     if not has_numba():
         return None
-    notice = threading.Timer(
-        1.0, logger.warning, ["Compiling kernels. This happens once, takes some seconds, and is cached on disk."]
-    )
+    notice = threading.Timer(1.0, _announce)
     notice.daemon = True
     notice.start()
     try:
@@ -35,3 +33,8 @@ def load_kernels(module: str) -> ModuleType | None:
     finally:
         notice.cancel()
     return kernels
+
+
+@functools.cache
+def _announce() -> None:
+    logger.warning("Compiling kernels. This happens once, takes some seconds, and is cached on disk.")

@@ -6,6 +6,7 @@
     │   ├── LevelError                     a compression level out of range
     │   └── OptionError                    an option that the codec does not have
     ├── ObservationError(ValueError)       an observation that does not fit its space
+    ├── CapacityError(ValueError)          no room left in memory of a fixed size
     ├── EmptyBufferError(ValueError)       nothing to sample yet
     ├── CorruptDataError(ValueError)       stored bytes that do not decode
     └── MissingPackageError(ImportError)   an optional package is not installed
@@ -38,6 +39,10 @@ class OptionError(ConfigurationError):
 
 class ObservationError(ExtraBuffersError, ValueError):
     """An observation does not have the shape or dtype that its space promises."""
+
+
+class CapacityError(ExtraBuffersError, ValueError):
+    """Memory of a size that the user has fixed is full."""
 
 
 class EmptyBufferError(ExtraBuffersError, ValueError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import TypeVar
 
 Result = TypeVar("Result")
@@ -32,7 +33,7 @@ def run_in_slices(work: Callable[[int, int], Result], size: int, largest: int | 
     if largest is not None:
         n_slices = max(n_slices, -(-size // largest))
     bounds = [size * i // n_slices for i in range(n_slices + 1)]
-    slices = list(zip(bounds[:-1], bounds[1:], strict=True))
+    slices = list(pairwise(bounds))
     if n_slices == 1 or core_count() == 1:
         return [work(low, high) for low, high in slices]
     # This thread does its share: the pool has one thread less than there are cores.

@@ -42,6 +42,10 @@ class FrameSpec:
 
     size: int
     dtype: np.dtype[Any]
+    channels: int = 1
+    """Values that make up one pixel."""
+    channels_last: bool = False
+    """Whether the values of a pixel lie together; otherwise all first values come first."""
 
     @property
     def nbytes(self) -> int:
@@ -108,13 +112,13 @@ class Codec(ABC):
     def gather(self, store: FrameStore, lanes: Indices, firsts: list[Indices], outs: list[Bytes]) -> None:
         """Fill batches with runs of consecutive frames.
 
-        For each pair of ``firsts`` and ``outs``, row ``b`` of the ``(n, k, frame_bytes)`` array ``outs[i]`` gets the frames
-        ``firsts[i][b]`` to ``firsts[i][b] + k - 1`` of lane ``lanes[b]``. Passing several pairs together lets frames that
-        they share (an observation and its successor) be decoded once.
+        For each pair of ``firsts`` and ``outs``, row ``b`` of the ``(n, k, frame_bytes)`` array ``outs[i]`` gets the
+        frames ``firsts[i][b]`` to ``firsts[i][b] + k - 1`` of lane ``lanes[b]``. Passing several pairs together lets
+        frames that they share (an observation and its successor) be decoded once.
         """
         store.gather_records(lanes, firsts, outs)
 
-    def release(self, references: Indices) -> None:
+    def release(self, references: Indices) -> None:  # noqa: B027  # most codecs have no references
         """Forget one use of each reference; called when records leave the store."""
 
 

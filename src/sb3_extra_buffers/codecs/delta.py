@@ -1,15 +1,15 @@
 """``delta``: what changed since the frame before.
 
-A record is a chain of frames. Each is given as the words that differ from its predecessor, the first as those that differ
-from the lane's *reference frame*. Words are 4 bytes of the frame, whatever its dtype, so the method is exact for all of
-them. A record consists of
+A record is a chain of frames. Each is given as the words that differ from its predecessor, the first as those that
+differ from the lane's *reference frame*. Words are 4 bytes of the frame, whatever its dtype, so the method is exact
+for all of them. A record consists of
 
 * per frame, a ``uint32``: the number of its changes, and in its two highest bits what they are relative to: 0 the frame
-  before, 1 the reference frame, 2 a frame of zeros (stacks are filled with them after a reset), 3 nothing, the frame being
-  given whole;
+  before, 1 the reference frame, 2 a frame of zeros (stacks are filled with them after a reset), 3 nothing, the frame
+  being given whole;
 * the new words of all frames, one after the other, ``uint32``;
-* for each change, the number of unchanged words before it, ``uint8``. Where more than 255 words stay the same, an unchanged
-  word is written as if it had changed.
+* for each change, the number of unchanged words before it, ``uint8``. Where more than 255 words stay the same, an
+  unchanged word is written as if it had changed.
 
 All numbers are little-endian; a frame that does not end at a word is filled up with zeros.
 
@@ -51,7 +51,8 @@ class DeltaCodec(Codec):
         self._n_words = -(-frame.nbytes // 4)
         self._uses = UseCounts()
         self._frames: Words = np.zeros((1, self._n_words), dtype=np.uint32)
-        # Of each lane: its reference, the first frame of its newest record, and what a newer reference would have saved.
+        # Of each lane: its reference, the first frame of its newest record, and what a newer reference would have
+        # saved.
         self._current = np.zeros(0, dtype=np.int64)
         self._previous: Words = np.zeros((0, self._n_words), dtype=np.uint32)
         self._regret = np.zeros(0, dtype=np.int64)
@@ -187,7 +188,7 @@ def decode_numpy(payload: Bytes, base: Words, n_frames: int, frame_bytes: int) -
         if kind == WHOLE:
             frame[:], changed = changed[: len(base)], changed[len(base) :]
         else:
-            frame[:] = {PREVIOUS: previous, REFERENCE: base, ZERO: 0}[kind]
+            frame[:] = 0 if kind == ZERO else base if kind == REFERENCE else previous
             places = np.cumsum(skips[:count] + 1) - 1
             if count and places[-1] >= len(base):
                 raise CorruptDataError("A delta record changes words beyond the end of its frame.")
@@ -198,7 +199,7 @@ def decode_numpy(payload: Bytes, base: Words, n_frames: int, frame_bytes: int) -
 
 
 def _changes(frame: Words, base: Words) -> Indices:
-    """The words of ``frame`` to be written: those that differ from ``base``, and some between them to bridge large gaps."""
+    """The words of ``frame`` to write: those that differ from ``base``, and some between them to bridge large gaps."""
     places = np.flatnonzero(frame != base)
     steps = zip([-1, *places[:-1].tolist()], places.tolist(), strict=len(places) > 0)
     fillers = [np.arange(last + 256, place, 256) for last, place in steps if place - last > 256]

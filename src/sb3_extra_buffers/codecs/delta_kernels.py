@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 from numba import njit
 
+from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.codecs.delta_format import COUNT_MASK, KIND_SHIFT, PREVIOUS, REFERENCE, WHOLE, ZERO
+
+Words = npt.NDArray[np.uint32]
 
 
 @njit(nogil=True, cache=True)
-def _find_changes(frame, base, changed, skips):
+def _find_changes(frame: Words, base: Words, changed: Words, skips: Bytes) -> int:
     """Write the words of ``frame`` that differ from ``base``, with what is skipped before each; return their number."""
     n_words = frame.shape[0]
     count = 0
@@ -37,7 +41,7 @@ def _find_changes(frame, base, changed, skips):
 
 
 @njit(nogil=True, cache=True)
-def encode(words, bases, frame_bytes, out, lengths):
+def encode(words: Words, bases: Words, frame_bytes: int, out: Bytes, lengths: Indices) -> int:
     """Encode records ``words[i]`` against the frames ``bases[i]`` into ``out``, one after the other."""
     n_records, group, n_words = words.shape
     record_bytes = group * frame_bytes
@@ -61,10 +65,12 @@ def encode(words, bases, frame_bytes, out, lengths):
                     other_count = _find_changes(frame, base, other_changed, other_skips)
                     if other_count < count:
                         kind, count = other_kind, other_count
-                        changed[n_changed : n_changed + count] = other_changed[:count]
-                        skips[n_skips : n_skips + count] = other_skips[:count]
+                        for at in range(count):
+                            changed[n_changed + at] = other_changed[at]
+                            skips[n_skips + at] = other_skips[at]
             if 5 * count >= 4 * n_words:
-                changed[n_changed : n_changed + n_words] = frame
+                for at in range(n_words):
+                    changed[n_changed + at] = frame[at]
                 n_changed += n_words
                 kind, count = WHOLE, 0
             else:
@@ -95,7 +101,7 @@ def encode(words, bases, frame_bytes, out, lengths):
 
 
 @njit(nogil=True, cache=True)
-def _patch(frame, data, words_at, skips_at, count):
+def _patch(frame: Words, data: Bytes, words_at: int, skips_at: int, count: int) -> bool:
     """Apply one frame's changes to ``frame``; false if they do not fit into it."""
     words = data[words_at : words_at + 4 * count].view(np.uint32)
     skips = data[skips_at : skips_at + count]
@@ -115,7 +121,7 @@ def _patch(frame, data, words_at, skips_at, count):
 
 
 @njit(nogil=True, cache=True)
-def _sections(data, start, length, group, n_words):
+def _sections(data: Bytes, start: int, length: int, group: int, n_words: int) -> tuple[int, int]:
     """Where a record's words and skips begin, or -1 if its length does not agree with its counts."""
     if start < 0 or length < 4 * group or start + length > data.shape[0]:
         return -1, -1
@@ -137,23 +143,23 @@ def _sections(data, start, length, group, n_words):
 
 @njit(nogil=True, cache=True)
 def _walk(
-    lane,
-    begin,
-    stop,
-    row,
-    firsts,
-    outs_0,
-    outs_1,
-    ring,
-    encoded,
-    data,
-    starts,
-    lengths,
-    references,
-    table,
-    group,
-    frame,
-):
+    lane: int,
+    begin: int,
+    stop: int,
+    row: int,
+    firsts: Indices,
+    outs_0: Bytes,
+    outs_1: Bytes,
+    ring: Bytes,
+    encoded: Indices,
+    data: Bytes,
+    starts: Indices,
+    lengths: Words,
+    references: Words,
+    table: Words,
+    group: int,
+    frame: Words,
+) -> bool:
     """Visit the frames ``begin`` to ``stop - 1`` of a lane in order and copy each to wherever it is wanted."""
     stack, frame_bytes = outs_0.shape[1], outs_0.shape[2]
     n_words = table.shape[1]
@@ -225,7 +231,22 @@ def _walk(
 
 
 @njit(nogil=True, cache=True)
-def gather(lanes, firsts, outs_0, outs_1, ring, encoded, data, starts, lengths, references, table, group, low, high):
+def gather(
+    lanes: Indices,
+    firsts: Indices,
+    outs_0: Bytes,
+    outs_1: Bytes,
+    ring: Bytes,
+    encoded: Indices,
+    data: Bytes,
+    starts: Indices,
+    lengths: Words,
+    references: Words,
+    table: Words,
+    group: int,
+    low: int,
+    high: int,
+) -> bool:
     """Rows ``low`` to ``high - 1`` of :meth:`sb3_extra_buffers.codecs.base.Codec.gather`; false if bytes are corrupt.
 
     With two rows in ``firsts``, ``outs_1`` is filled as well, in one visit where the two runs of frames meet.

@@ -33,5 +33,6 @@ class UseCounts:
         """Take back one use of each, and return those that nobody uses any more."""
         np.subtract.at(self._uses, references, 1)
         self._uses[0] = 1
-        candidates = np.unique(references)
-        return candidates[self._uses[candidates] == 0]
+        candidates: Indices = np.unique(references)
+        unused: Indices = candidates[self._uses[candidates] == 0]
+        return unused

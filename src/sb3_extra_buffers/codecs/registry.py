@@ -17,6 +17,7 @@ from typing import Any
 
 from sb3_extra_buffers.codecs import availability
 from sb3_extra_buffers.codecs.base import Codec, FrameSpec
+from sb3_extra_buffers.codecs.indexed_colour import IndexedColourCodec
 from sb3_extra_buffers.codecs.method import Method as Method
 from sb3_extra_buffers.errors import (
     ConfigurationError,
@@ -81,14 +82,18 @@ def parse_method(text: str) -> Method:
 
 
 def create_codec(method: str | Method, frame: FrameSpec, **options: Any) -> Codec:
-    """The codec for ``method`` and frames like ``frame``. ``compresslevel`` in the options overrides the method's."""
+    """The codec for ``method`` and frames like ``frame``.
+
+    ``compresslevel`` in the options overrides the method's, ``indexed_colour=True`` puts a palette in front of it; the others
+    are the codec's own.
+    """
     parsed = parse_method(method if isinstance(method, str) else str(method))
     if parsed.name == AUTO:
         raise ConfigurationError("The method 'auto' needs observations to choose by; name a method to create a codec.")
-    known = option_names(parsed.name)
+    known = (*option_names(parsed.name), "indexed_colour")
     for option in options:
         if option not in known:
-            has = f"Its options are: {', '.join(known)}." if known else "It has no options."
+            has = f"Its options are: {', '.join(known)}."
             raise OptionError(f"The compression method {parsed.name!r} has no option {option!r}. {has}")
     level = options.pop("compresslevel", None)
     if level is None:
@@ -98,6 +103,8 @@ def create_codec(method: str | Method, frame: FrameSpec, **options: Any) -> Code
     entry = METHODS[parsed.name]
     if entry.package is not None and entry.extra is not None and not availability.is_installed(entry.package):
         raise MissingPackageError(f"The compression method {parsed.name!r}", entry.package, entry.extra)
+    if options.pop("indexed_colour", False):
+        return IndexedColourCodec(frame, lambda inner: codec_class(parsed.name)(inner, **options))
     return codec_class(parsed.name)(frame, **options)
 
 

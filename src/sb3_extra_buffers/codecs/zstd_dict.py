@@ -29,7 +29,7 @@ _BASELINE_RECORDS = 64
 
 
 class ZstdDictCodec(ZstdCodec):
-    """Zstandard with dictionaries from the data; levels as ``zstd``; ``frames_per_record`` frames compressed together."""
+    """Zstandard with dictionaries from the data and the levels of ``zstd``; ``frames_per_record`` frames together."""
 
     name = "zstd-dict"
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer, DummyCls
 from sb3_extra_buffers.compressed.compressed_array import CompressedArray
 from sb3_extra_buffers.compressed.compression_methods import (
@@ -15,9 +18,32 @@ from sb3_extra_buffers.compressed.compression_methods import (
     has_zstd,
 )
 from sb3_extra_buffers.compressed.dtypes import find_buffer_dtypes, find_smallest_dtype
+from sb3_extra_buffers.compressed.her_buffer import CompressedHerReplayBuffer
 from sb3_extra_buffers.compressed.jit import init_jit
+from sb3_extra_buffers.compressed.nstep_buffer import CompressedDictNStepReplayBuffer, CompressedNStepReplayBuffer
+from sb3_extra_buffers.compressed.prioritized_buffer import (
+    CompressedDictPrioritizedReplayBuffer,
+    CompressedPrioritizedReplayBuffer,
+    PrioritizedReplayBufferSamples,
+)
+from sb3_extra_buffers.compressed.prioritized_dqn import PrioritizedDQN
 from sb3_extra_buffers.compressed.replay_buffer import CompressedDictReplayBuffer, CompressedReplayBuffer
 from sb3_extra_buffers.compressed.rollout_buffer import CompressedDictRolloutBuffer, CompressedRolloutBuffer
+
+if TYPE_CHECKING:
+    from sb3_extra_buffers.compressed.maskable_buffer import (
+        CompressedMaskableDictRolloutBuffer as CompressedMaskableDictRolloutBuffer,
+    )
+    from sb3_extra_buffers.compressed.maskable_buffer import (
+        CompressedMaskableRolloutBuffer as CompressedMaskableRolloutBuffer,
+    )
+    from sb3_extra_buffers.compressed.recurrent_buffer import (
+        CompressedRecurrentDictRolloutBuffer as CompressedRecurrentDictRolloutBuffer,
+    )
+    from sb3_extra_buffers.compressed.recurrent_buffer import CompressedRecurrentPPO as CompressedRecurrentPPO
+    from sb3_extra_buffers.compressed.recurrent_buffer import (
+        CompressedRecurrentRolloutBuffer as CompressedRecurrentRolloutBuffer,
+    )
 
 __all__ = [
     "HAS_IGZIP",
@@ -26,11 +52,18 @@ __all__ = [
     "HAS_ZSTD",
     "BaseCompressedBuffer",
     "CompressedArray",
+    "CompressedDictNStepReplayBuffer",
+    "CompressedDictPrioritizedReplayBuffer",
     "CompressedDictReplayBuffer",
     "CompressedDictRolloutBuffer",
+    "CompressedHerReplayBuffer",
+    "CompressedNStepReplayBuffer",
+    "CompressedPrioritizedReplayBuffer",
     "CompressedReplayBuffer",
     "CompressedRolloutBuffer",
     "DummyCls",
+    "PrioritizedDQN",
+    "PrioritizedReplayBufferSamples",
     "find_buffer_dtypes",
     "find_smallest_dtype",
     "has_igzip",
@@ -39,3 +72,18 @@ __all__ = [
     "has_zstd",
     "init_jit",
 ]
+
+# They need sb3-contrib, so they are imported on use, and `from ... import *` leaves them out.
+_FROM_CONTRIB = {
+    "CompressedMaskableDictRolloutBuffer": "maskable_buffer",
+    "CompressedMaskableRolloutBuffer": "maskable_buffer",
+    "CompressedRecurrentDictRolloutBuffer": "recurrent_buffer",
+    "CompressedRecurrentPPO": "recurrent_buffer",
+    "CompressedRecurrentRolloutBuffer": "recurrent_buffer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FROM_CONTRIB:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_FROM_CONTRIB[name]}"), name)

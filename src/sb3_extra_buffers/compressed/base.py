@@ -28,12 +28,13 @@ SINGLE = ""
 class BaseCompressedBuffer(BaseBuffer):
     """Put before one of SB3's buffer classes, it replaces the arrays for observations by compressed stores.
 
-    SB3's class does everything else. It never allocates observations: its constructor is given a space without elements.
+    SB3's class does everything else. It never allocates observations: its constructor is given a space without
+    elements.
 
-    :param compression_method: ``"auto"``, or a method as listed by ``sb3_extra_buffers.codecs.registry``, with its level
-        (``"zstd-5"``, ``"lz4-frame/1"``).
-    :param dtypes: ``{"elem_type": ..., "runs_type": ...}`` or the first of them. Lossless unless ``elem_type`` is narrower than
-        the observations.
+    :param compression_method: ``"auto"``, or a method as listed by ``sb3_extra_buffers.codecs.registry``, with its
+        level (``"zstd-5"``, ``"lz4-frame/1"``).
+    :param dtypes: ``{"elem_type": ..., "runs_type": ...}`` or the first of them. Lossless unless ``elem_type`` is
+        narrower than the observations.
     :param compression_kwargs: Options of the codec.
     :param decompression_kwargs: Options of the codec that concern decoding.
     :param normalize_images: Sample images as floats in [0, 1].
@@ -123,7 +124,10 @@ class BaseCompressedBuffer(BaseBuffer):
 
 
 class DummyCls:
-    """Stands in for a buffer class that is not wanted: ``DQN.load(path, custom_objects={"replay_buffer_class": DummyCls})``."""
+    """Stands in for a buffer class that is not wanted.
+
+    For instance: ``DQN.load(path, custom_objects={"replay_buffer_class": DummyCls})``.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass

@@ -15,54 +15,48 @@ from sb3_extra_buffers.storage.observation_array import ObservationArray
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 
 
-class CompressedArray(np.ndarray):  # type: ignore[type-arg]
-    """Observations by place: ``array[3]``, ``array[2:5]``, ``array[slots, envs]``. What is read is decoded into a fresh array.
+class CompressedArray(np.ndarray):
+    """Observations by place: ``array[3]``, ``array[2:5]``, ``array[slots, envs]``. What is read is a fresh array.
 
-    To NumPy it is an array of objects that takes no memory of its own. Only items can be read and written; to compute with
-    all of them, decode them first, with :meth:`to_numpy`.
+    To NumPy it is an array of objects that takes no memory of its own. Only items can be read and written; to compute
+    with all of them, decode them first, with :meth:`to_numpy`.
 
     :param shape: ``(slots,)`` or ``(slots, envs)``. Observations of one environment in a row compress best.
-    :param dtype: The dtype of the observations.
-    :param obs_shape: The shape of an observation.
+    :param dtype, obs_shape: What an observation is.
     :param buffer, offset, strides, order: Arguments of ``numpy.ndarray`` about memory, which there is none of.
     :param dtypes, compression_method, compression_kwargs, decompression_kwargs: As for
         :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`.
     """
 
     _items: ObservationArray | None = None
-    __array_ufunc__ = None  # arithmetic on the objects inside would be about nothing
+    # Arithmetic on the objects inside would be about nothing.
+    __array_ufunc__ = None  # type: ignore[assignment]
 
     def __new__(
         cls,
         shape: int | tuple[int, ...],
         dtype: npt.DTypeLike,
         obs_shape: int | tuple[int, ...],
-        buffer: None = None,
+        buffer: Any = None,
         offset: int = 0,
-        strides: None = None,
+        strides: Any = None,
         order: str | None = None,
         dtypes: Mapping[str, Any] | npt.DTypeLike | None = None,
         compression_method: str = "rle",
         compression_kwargs: Mapping[str, Any] | None = None,
         decompression_kwargs: Mapping[str, Any] | None = None,
     ) -> CompressedArray:
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        obs_shape = (obs_shape,) if isinstance(obs_shape, int) else tuple(obs_shape)
+        shape, obs_shape = (part if isinstance(part, tuple) else (part,) for part in (shape, obs_shape))
         if len(shape) not in (1, 2) or min(*shape, *obs_shape, 1) < 1:
-            raise ConfigurationError(
-                f"shape must be (slots,) or (slots, envs), each at least 1, not {shape} of {obs_shape}."
-            )
+            raise ConfigurationError(f"shape must be (slots,) or (slots, envs), not {shape} of {obs_shape}.")
         if buffer is not None or offset or strides is not None:
-            raise ConfigurationError(
-                "Compressed observations have no memory layout: leave out buffer, offset and strides."
-            )
+            raise ConfigurationError("There is no memory to lay out: leave out buffer, offset and strides.")
         config = StorageConfig.from_arguments(
             compression_method, dtypes, compression_kwargs, decompression_kwargs, frame_stack=None
         )
         n_slots, n_envs = (*shape, 1)[:2]
-        return cls._around(
-            shape, ObservationArray(ObservationStore(n_slots, n_envs, obs_shape, np.dtype(dtype), config))
-        )
+        store = ObservationStore(n_slots, n_envs, obs_shape, np.dtype(dtype), config)
+        return cls._around(shape, ObservationArray(store))
 
     @classmethod
     def _around(cls, shape: tuple[int, ...], items: ObservationArray) -> CompressedArray:
@@ -71,43 +65,37 @@ class CompressedArray(np.ndarray):  # type: ignore[type-arg]
         return array
 
     @property
-    def nbytes(self) -> int:  # type: ignore[override]
+    def nbytes(self) -> int:
         """Memory that the compressed observations take, index included."""
         store = self._stored.store
-        frames = store.frames
-        return (
-            frames.arena.nbytes + frames.reference_bytes + frames.index_bytes + sum(ends.nbytes for ends in store.ends)
-        )
+        held = store.frames.arena.nbytes + store.frames.reference_bytes + store.frames.index_bytes
+        return held + sum(ends.nbytes for ends in store.ends)
 
     def to_numpy(self) -> npt.NDArray[Any]:
         """All observations, decoded, as an array of shape ``shape + obs_shape``."""
-        everything: npt.NDArray[Any] = self[:]
-        return everything
+        return np.asarray(self[:])
 
     decompress = to_numpy
 
     def __getitem__(self, key: Any) -> Any:
         return self._stored[self._place(key)]
 
-    def __setitem__(self, key: Any, observations: npt.ArrayLike) -> None:
+    def __setitem__(self, key: Any, observations: Any) -> None:
         self._stored[self._place(key)] = observations
 
     def __repr__(self) -> str:
         return f"CompressedArray(shape={self.shape}, items={self._items!r})"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> CompressedArray:
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> CompressedArray:
         return self._around(self.shape, copy.deepcopy(self._stored, memo))
 
-    def __copy__(self) -> CompressedArray:
-        return copy.deepcopy(self)
+    __copy__ = __deepcopy__
 
-    def __reduce__(self) -> tuple[Any, ...]:  # type: ignore[override]
+    def __reduce__(self) -> tuple[Any, ...]:
         return self._around, (self.shape, self._stored)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        raise TypeError(
-            f"{func.__name__} does not work on compressed observations. Decode them first: array.to_numpy()."
-        )
+        raise TypeError(f"{func.__name__} does not work on compressed observations. First decode: array.to_numpy().")
 
     @property
     def _stored(self) -> ObservationArray:

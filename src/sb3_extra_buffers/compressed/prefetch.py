@@ -21,8 +21,8 @@ class Prefetcher:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="sb3-extra-buffers-prefetch")
         self._ahead: dict[int, Future[Any]] = {}
 
-    def next(self, batch_size: int, draw: Callable[[], Future[Any]]) -> Any:
-        """The batch that was drawn in the last call, and draw another one for the next."""
+    def next(self, batch_size: int, draw: Callable[[], Any]) -> Any:
+        """The batch drawn in the last call, and draw another one for the next. ``draw`` ends in :meth:`submit`."""
         batch = self._ahead.pop(batch_size, None) or draw()
         self._ahead[batch_size] = draw()
         return batch.result()

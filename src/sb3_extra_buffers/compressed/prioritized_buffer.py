@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple
 
-import cloudpickle  # type: ignore[import-untyped]
+import cloudpickle
 import numpy as np
 import numpy.typing as npt
 import torch as th
@@ -45,7 +45,7 @@ class PrioritizedReplayBufferSamples(NamedTuple):
 
 
 class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
-    """Draws transitions in proportion to ``(|TD error| + epsilon) ** alpha``, new ones as if their error was the largest.
+    """Draws transitions in proportion to ``(|TD error| + epsilon) ** alpha``, new ones with the largest priority yet.
 
     Further arguments: those of :class:`~sb3_extra_buffers.compressed.replay_buffer.CompressedReplayBuffer`.
 
@@ -105,7 +105,7 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
         if total == 0:
             raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
         # One from each of batch_size strips of equal height.
-        indices = self._tree.find((np.arange(batch_size) + np.random.random_sample(batch_size)) * (total / batch_size))
+        indices = self._tree.find((np.arange(batch_size) + np.random.random_sample(batch_size)) * total / batch_size)
         priorities = self._tree[indices]
         weights = (priorities.min(initial=np.inf) / priorities) ** self.beta
         batch_inds, env_indices = np.divmod(indices, self.n_envs)

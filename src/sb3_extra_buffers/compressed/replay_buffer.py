@@ -28,9 +28,9 @@ class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
     Further arguments: see :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`.
 
     :param output_dtype: ``"raw"`` samples observations in the dtype of their space, ``"float"`` in float32.
-    :param prefetch: Decode the next batch in the background. Batches are then drawn one call earlier than in SB3, so a run
-        is repeatable but not the same as without. Batches for ``VecNormalize`` are not prefetched: they would be normalized
-        with statistics that are out of date.
+    :param prefetch: Decode the next batch in the background. Batches are then drawn one call earlier than in SB3, so a
+        run is repeatable but not the same as without. Batches for ``VecNormalize`` are not prefetched: they would be
+        normalized with statistics that are out of date.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
         check_n_steps(self, observation_space, kwargs)
         if optimize_memory_usage and handle_timeout_termination:
             raise ConfigurationError(
-                "optimize_memory_usage=True and handle_timeout_termination=True do not go together, as in SB3. Leave out "
-                "optimize_memory_usage: next observations share the memory of observations anyway."
+                "optimize_memory_usage=True and handle_timeout_termination=True do not go together, as in SB3. "
+                "Leave out optimize_memory_usage: next observations share the memory of observations anyway."
             )
         self._n_columns = 1 if optimize_memory_usage else 2
         super().__init__(
@@ -81,11 +81,12 @@ class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
             key: (store.checked(_part(obs, key)), store.checked(_part(next_obs, key)))
             for key, store in self._stores.items()
         }
+        action = action.reshape(self.n_envs, self.action_dim)  # all that may fail comes before anything is stored
         with self._prefetcher.lock if self._prefetcher else nullcontext():
             for key, store in self._stores.items():
                 store.write(0, self.pos, parts[key][0])
                 store.write(next_column, next_slot, parts[key][1])
-        self.actions[self.pos] = action.reshape(self.n_envs, self.action_dim)
+        self.actions[self.pos] = action
         self.rewards[self.pos] = reward
         self.dones[self.pos] = done
         if self.handle_timeout_termination:
@@ -118,7 +119,8 @@ class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
     ) -> Any:
         """The transitions at given places, an observation and its successor decoded together.
 
-        :param last_inds: Where transitions of several steps end: the slots that next observations and dones are taken from.
+        :param last_inds: Where transitions of several steps end: the slots that next observations and dones are taken
+            from.
         """
         last_inds = batch_inds if last_inds is None else last_inds
         pairs = {key: self._observation_pair(key, batch_inds, last_inds, env_indices) for key in self._stores}
@@ -152,7 +154,7 @@ class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
 
 
 class CompressedDictReplayBuffer(CompressedReplayBuffer, DictReplayBuffer):
-    """The same for Dict observation spaces, each key stored on its own. Unlike SB3's, it knows ``optimize_memory_usage``."""
+    """The same for Dict observation spaces, each key on its own. Unlike SB3's, it knows ``optimize_memory_usage``."""
 
 
 def _part(observations: Any, key: str) -> Any:

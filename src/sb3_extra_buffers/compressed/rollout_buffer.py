@@ -19,8 +19,9 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
 
     def reset(self) -> None:
         # SB3 allocates a rollout's observations here, every time. It is shown a shape without elements.
-        obs_shape = self.obs_shape
-        self.obs_shape = dict.fromkeys(obs_shape, (0,)) if isinstance(obs_shape, dict) else (0,)  # type: ignore[assignment]
+        obs_shape: Any = self.obs_shape
+        no_elements: Any = dict.fromkeys(obs_shape, (0,)) if isinstance(obs_shape, dict) else (0,)
+        self.obs_shape = no_elements
         try:
             super().reset()
         finally:

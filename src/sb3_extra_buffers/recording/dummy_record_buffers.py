@@ -15,6 +15,8 @@ from sb3_extra_buffers.recording.record_buffer import RecordBuffer
 class FramelessRecordBuffer(RecordBuffer):
     """A :class:`RecordBuffer` that drops frames. Its ``frames`` are zeros that take no memory."""
 
+    has_frames = False
+
     def _create_frames(self) -> None:
         zero = np.zeros((), dtype=self.dtypes[0])
         self.frames = np.broadcast_to(zero, (self.max_size, self.ch_num, *self.res))

@@ -72,7 +72,7 @@ class RecordCallback(BaseCallback):
         return self._recorder.buffer
 
     def _on_training_start(self) -> None:
-        self._frame = self._look(self.model._last_obs)  # type: ignore[attr-defined]  # every algorithm has it
+        self._frame = self._look(self.model._last_obs)
 
     def _on_step(self) -> bool:
         i = self.env_index
@@ -163,7 +163,7 @@ def _renders(source: Source, render_mode: str | None) -> bool:
 def _rendered(frame: Any) -> npt.NDArray[Any]:
     if not isinstance(frame, np.ndarray):
         raise ConfigurationError(f"The environment rendered a {type(frame).__name__} instead of an array of pixels.")
-    return frame
+    return frame.copy()  # some environments draw the next frame into the same memory
 
 
 def _observed(observation: Any) -> npt.NDArray[Any]:
@@ -172,4 +172,4 @@ def _observed(observation: Any) -> npt.NDArray[Any]:
             f"Observations are no images ({getattr(observation, 'shape', type(observation).__name__)}): make the "
             "environment with render_mode='rgb_array' to record what it renders."
         )
-    return observation.copy()  # some environments write the next observation into the same memory
+    return observation.copy()

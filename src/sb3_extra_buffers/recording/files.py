@@ -32,14 +32,14 @@ _LEVEL = 1
 def save(buffer: RecordBuffer, path: Path) -> None:
     """Write ``buffer`` to ``path``; what was there is replaced when all is written."""
     slots = buffer.slots
-    has_frames = hasattr(buffer.frames, "store")
     meta = {
         "version": _VERSION,
         "res": buffer.res,
         "ch_num": buffer.ch_num,
         "size": buffer.max_size,
-        "dtypes": [np.lib.format.dtype_to_descr(dtype) for dtype in buffer.dtypes],
-        "has_frames": has_frames,
+        "frame_dtype": buffer.dtypes[0].str,
+        "has_frames": buffer.has_frames,
+        "has_features": buffer.features is not None,
     }
     unfinished = path.with_name(f"{path.name}.unfinished")
     with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
@@ -48,7 +48,7 @@ def save(buffer: RecordBuffer, path: Path) -> None:
         _write(archive, "actions", buffer.actions[slots])
         if buffer.features is not None:
             _write(archive, "features", buffer.features[slots])
-        for number, start in enumerate(range(0, len(slots) if has_frames else 0, _FRAMES_PER_CHUNK)):
+        for number, start in enumerate(range(0, len(slots) if buffer.has_frames else 0, _FRAMES_PER_CHUNK)):
             frames = buffer.frames[slots[start : start + _FRAMES_PER_CHUNK]]
             bits = _bits(frames)
             bits[1:] ^= bits[:-1].copy()
@@ -64,18 +64,19 @@ def load(buffer_class: type[Buffer], path: Path, size: int | None, **kwargs: Any
             if meta["version"] != _VERSION:
                 raise ConfigurationError(f"{path} is a recording of version {meta['version']}; this reads {_VERSION}.")
             rewards, actions = _read(archive, "rewards"), _read(archive, "actions")
-            features = _read(archive, "features") if len(meta["dtypes"]) > 2 else [None] * len(rewards)
+            features: Any = _read(archive, "features") if meta["has_features"] else [None] * len(rewards)
+            feature_dtypes = [dtype for dtype, _ in features.dtype.fields.values()] if meta["has_features"] else []
             buffer = buffer_class(
                 tuple(meta["res"]),
                 meta["ch_num"],
                 size or meta["size"],
-                [np.lib.format.descr_to_dtype(_as_descr(descr)) for descr in meta["dtypes"]],
+                [np.dtype(meta["frame_dtype"]), rewards.dtype, *feature_dtypes],
                 action_shape=actions.shape[1:],
                 action_dtype=actions.dtype,
                 **kwargs,
             )
             frames: Iterator[Any] = _frames(archive)
-            if not hasattr(buffer.frames, "store"):
+            if not buffer.has_frames:
                 frames = iter([None] * len(rewards))
             elif not meta["has_frames"]:
                 raise ConfigurationError(f"{path} has no frames: load it with FramelessRecordBuffer.")
@@ -95,11 +96,6 @@ def _frames(archive: zipfile.ZipFile) -> Iterator[npt.NDArray[Any]]:
 
 def _bits(frames: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     return frames.reshape(len(frames), -1).view(np.uint8)
-
-
-def _as_descr(descr: Any) -> Any:
-    """JSON knows lists only, NumPy wants tuples."""
-    return tuple(map(_as_descr, descr)) if isinstance(descr, list) else descr
 
 
 def _write(archive: zipfile.ZipFile, name: str, array: npt.NDArray[Any]) -> None:

@@ -63,7 +63,8 @@ class FrameArray(np.lib.mixins.NDArrayOperatorsMixin):
         else:  # NumPy combines an array of slots with arrays for other axes: let it
             distinct, first = np.unique(wanted, return_inverse=True)
             found, first = self._read(distinct), first.reshape(wanted.shape)
-        return found[(first, *rest)][(np.newaxis,) * n_new_axes] if rest or n_new_axes else found[first]
+        chosen: npt.NDArray[Any] = found[(first, *rest)]
+        return chosen[(np.newaxis,) * n_new_axes] if n_new_axes else chosen
 
     def __setitem__(self, key: Any, frames: npt.ArrayLike) -> None:
         key = key if isinstance(key, tuple) else (key,)

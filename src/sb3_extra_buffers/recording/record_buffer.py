@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,13 +31,15 @@ class RecordBuffer(BaseRecordBuffer):
     :param res: Height and width of frames.
     :param ch_num: Channels of frames.
     :param size: How many steps to keep.
-    :param dtypes: Of frames (by default uint8), of rewards (float32), then one for each feature.
+    :param dtypes: Of frames (``None`` for uint8), of rewards (``None`` for float32), then one for each feature.
     :param action_shape: Of one action; ``()`` for a number.
     :param action_dtype: Of actions.
     :param compression_method: How frames are held: ``"auto"``, or a method such as ``"zstd-5"`` or ``"none"``.
     :param compression_kwargs: Options of the method.
     :param frame_stack: How many frames each frame stacks: ``"auto"`` finds out, ``None`` stores them whole.
     """
+
+    has_frames: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -55,8 +57,11 @@ class RecordBuffer(BaseRecordBuffer):
         height, width = res
         if min(height, width, ch_num, size) < 1:
             raise ConfigurationError(f"res, ch_num and size must be at least 1, not {res}, {ch_num} and {size}.")
-        given = tuple(np.dtype(dtype) for dtype in dtypes or ())
-        self.dtypes = given + tuple(np.dtype(dtype) for dtype in _DEFAULT_DTYPES[len(given) :])
+        given = [*(dtypes or ()), None, None][: max(2, len(dtypes or ()))]
+        defaults = [*_DEFAULT_DTYPES, *given[2:]]
+        self.dtypes = tuple(
+            np.dtype(default if dtype is None else dtype) for dtype, default in zip(given, defaults, strict=True)
+        )
         self.res, self.ch_num, self.max_size = (height, width), ch_num, size
         self.rewards = np.zeros(size, dtype=self.dtypes[1])
         self.actions = np.zeros((size, *action_shape), dtype=action_dtype)

@@ -62,6 +62,7 @@ def save_video(pictures: Iterator[Picture], path: Path, fps: float, lossless: bo
         with contextlib.suppress(BrokenPipeError):  # ffmpeg gave up, and says why
             for picture in itertools.chain([first], pictures):
                 process.stdin.write(picture.tobytes())
+        with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
         if process.wait() != 0:
             complaints.seek(0)

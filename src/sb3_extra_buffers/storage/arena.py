@@ -50,7 +50,7 @@ class Arena:
         return self.limit
 
     def allocate(self, size: int) -> int | None:
-        """Reserve ``size`` bytes and return where they start, or ``None`` when :meth:`grow` or freeing must come first."""
+        """Reserve ``size`` bytes and return where they start, or ``None`` if there is no room without :meth:`grow`."""
         if self.wrap is not None:
             start = self.head
             if start + size >= self.tail:  # an equal head and tail would read as empty
@@ -83,6 +83,10 @@ class Arena:
             self.wrap += step
             self.limit = max(self.limit, self.wrap)
         return boundary, shift
+
+    def write(self, start: int, data: npt.NDArray[np.uint8]) -> None:
+        """Put bytes where :meth:`allocate` made room for them."""
+        self.data[start : start + len(data)] = data
 
     def free_until(self, start: int) -> None:
         """Everything older than the block at ``start`` is dead."""

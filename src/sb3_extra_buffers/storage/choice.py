@@ -12,20 +12,27 @@ import numpy.typing as npt
 from sb3_extra_buffers.codecs.registry import available_methods, parse_method
 from sb3_extra_buffers.storage.config import CodecRecipe
 from sb3_extra_buffers.storage.frame_store import FrameStore
-from sb3_extra_buffers.storage.stacking import StackLayout
+from sb3_extra_buffers.storage.stacking import RGB, StackLayout
 
-BYTES_PER_MICROSECOND = 200.0
-"""How much smaller a frame must be to be worth a microsecond more of encoding and decoding."""
+_FIXED_BYTES = 64
+"""About what a transition takes beside its frame, whatever the codec."""
 
 _NONE = CodecRecipe(parse_method("none"))
+_INDEXED = {"indexed_colour": True}
 _CANDIDATES = (
     CodecRecipe(parse_method("delta")),
     CodecRecipe(parse_method("zstd-dict/3")),
     CodecRecipe(parse_method("zstd-dict/3"), {"frames_per_record": 8}),
-    CodecRecipe(parse_method("zstd")),
+    CodecRecipe(parse_method("zstd/3")),
     CodecRecipe(parse_method("lz4-frame/0")),
     CodecRecipe(parse_method("igzip/1")),
     CodecRecipe(parse_method("gzip/1")),
+)
+_RGB_CANDIDATES = (
+    CodecRecipe(parse_method("delta"), _INDEXED),
+    CodecRecipe(parse_method("zstd/3"), _INDEXED),
+    CodecRecipe(parse_method("zstd-dict/3"), {"frames_per_record": 8, **_INDEXED}),
+    CodecRecipe(parse_method("gzip/1"), _INDEXED),
 )
 _SMALLEST_FRAME = 512
 """Frames of fewer bytes, as of vector observations, are not worth the index that finds them again."""
@@ -33,7 +40,7 @@ _SMALLEST_FRAME = 512
 
 @dataclass(frozen=True)
 class Preference:
-    """A recipe, and what a frame took with it: bytes, and microseconds to encode and decode."""
+    """A recipe, the bytes that a frame took with it, and the time to store one observation and to read another."""
 
     recipe: CodecRecipe
     frame_bytes: float
@@ -41,26 +48,31 @@ class Preference:
 
     @property
     def cost(self) -> float:
-        return self.frame_bytes + BYTES_PER_MICROSECOND * self.microseconds
+        """Half the memory is worth twice the time."""
+        return (self.frame_bytes + _FIXED_BYTES) * self.microseconds
 
 
-def choose_codec(
-    layout: StackLayout, steps: npt.NDArray[Any], current: CodecRecipe | None = None
-) -> Preference:
+def choose_codec(layout: StackLayout, steps: npt.NDArray[Any], current: CodecRecipe | None = None) -> Preference:
     """The codec that stores ``steps``, ``(n, n_envs, *shape)``, at the lowest cost.
 
     ``current`` is given up only for one that costs a quarter less.
     """
-    trials = [_try(_NONE, layout, steps)]
+    trials = []
     if layout.frame.nbytes >= _SMALLEST_FRAME:
         installed = available_methods()
-        trials += [_try(recipe, layout, steps) for recipe in _CANDIDATES if recipe.method.name in installed]
-    best = min(trials, key=lambda trial: trial.cost)
+        candidates = _CANDIDATES + (_RGB_CANDIDATES if _is_rgb(layout) else ())
+        trials += [_try(recipe, layout, steps) for recipe in candidates if recipe.method.name in installed]
     # A saving of less than a tenth is not worth a codec.
-    if best.frame_bytes > 0.9 * layout.frame.nbytes:
-        best = trials[0]
+    trials = [trial for trial in trials if trial.frame_bytes <= 0.9 * layout.frame.nbytes]
+    if not trials:
+        return Preference(_NONE, layout.frame.nbytes, 0.0)
+    best = min(trials, key=lambda trial: trial.cost)
     stay = [trial for trial in trials if trial.recipe == current]
     return stay[0] if stay and best.cost > 0.75 * stay[0].cost else best
+
+
+def _is_rgb(layout: StackLayout) -> bool:
+    return layout.frame.channels == RGB and layout.dtype == np.uint8
 
 
 def _try(recipe: CodecRecipe, layout: StackLayout, steps: npt.NDArray[Any]) -> Preference:
@@ -72,19 +84,21 @@ def _try(recipe: CodecRecipe, layout: StackLayout, steps: npt.NDArray[Any]) -> P
     for step in steps[:half]:
         store.append(lanes, step, lambda: store.encoded * 0)
     bytes_before, frames_before = store.arena.live_bytes, int(store.encoded.sum())
-    began = time.perf_counter()
+    began = time.process_time()
     for step in steps[half:]:
         store.append(lanes, step, lambda: store.encoded * 0)
-    encoding = time.perf_counter() - began
+    storing = (time.process_time() - began) / (len(steps) - half) / n_envs
     n_frames = max(int(store.encoded.sum()) - frames_before, 1)
     n_bytes = store.arena.live_bytes - bytes_before
 
-    firsts = np.maximum(store.encoded - layout.stack - np.arange(half)[:, None], 0)
-    where = np.tile(lanes, half)
+    # Observations far apart, as they are when sampled, so that none shares a record with another.
+    apart = layout.stack + 2 * store.codec.frames_per_record
+    newest = int(store.encoded.min()) - layout.stack
+    firsts, where = (grid.reshape(-1) for grid in np.meshgrid(np.arange(newest, -1, -apart), lanes))
     out = np.empty((len(where), layout.stack, layout.frame.nbytes), dtype=np.uint8)
-    began = time.perf_counter()
-    if len(where):
-        store.gather(where, [firsts.reshape(-1)], [out])
-    decoding = time.perf_counter() - began
-    microseconds = 1e6 * (encoding / n_frames + decoding / max(len(where) * layout.stack, 1))
-    return Preference(recipe, n_bytes / n_frames, microseconds)
+    reading = []
+    for _ in range(3 if len(where) else 0):
+        began = time.process_time()
+        store.gather(where, [firsts], [out])
+        reading.append((time.process_time() - began) / len(where))
+    return Preference(recipe, n_bytes / n_frames, 1e6 * (storing + min(reading, default=0.0)) + 1e-3)

@@ -28,6 +28,9 @@ class CodecRecipe:
     def build(self, frame: FrameSpec) -> Codec:
         return create_codec(self.method, frame, **self.options)
 
+    def without(self, option: str) -> CodecRecipe:
+        return CodecRecipe(self.method, {name: value for name, value in self.options.items() if name != option})
+
 
 @dataclass(frozen=True)
 class StorageConfig:
@@ -54,22 +57,19 @@ class StorageConfig:
         unknown = set(dtypes) - {"elem_type", "runs_type"}
         if unknown:
             raise ConfigurationError(f"dtypes takes 'elem_type' and 'runs_type', not {sorted(map(str, unknown))}.")
-        if isinstance(frame_stack, str) and frame_stack != "auto":
-            raise ConfigurationError(f"frame_stack must be a number, 'auto' or None, not {frame_stack!r}.")
-        if isinstance(frame_stack, int) and not 1 <= frame_stack <= MAX_STACK:
-            raise ConfigurationError(f"frame_stack must be from 1 to {MAX_STACK}, 'auto' or None, not {frame_stack}.")
         method = parse_method(compression_method)
         options = {**(compression_kwargs or {}), **(decompression_kwargs or {})}
         if method.name == "auto" and options:
             raise ConfigurationError(
-                f"compression_method='auto' takes no options, but got {sorted(options)}. Name a method to pass options to it."
+                f"compression_method='auto' takes no options, but got {sorted(options)}. "
+                "Name a method to pass options to it."
             )
         if method.name.startswith("rle") and dtypes.get("runs_type") is not None:
-            options.setdefault("runs_type", np.dtype(dtypes["runs_type"]))
+            options.setdefault("runs_type", _number_type("runs_type", dtypes["runs_type"]))
         return cls(
             None if method.name == "auto" else CodecRecipe(method, options),
-            None if dtypes.get("elem_type") is None else np.dtype(dtypes["elem_type"]),
-            frame_stack,
+            None if dtypes.get("elem_type") is None else _number_type("elem_type", dtypes["elem_type"]),
+            _stack(frame_stack),
         )
 
     def stored_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -86,6 +86,24 @@ class StorageConfig:
         return self.elem_type
 
 
+def _stack(given: Any) -> FrameStack:
+    if given is None or given == "auto":
+        return given  # type: ignore[no-any-return]
+    if not isinstance(given, int | np.integer) or not 1 <= given <= MAX_STACK:
+        raise ConfigurationError(f"frame_stack must be from 1 to {MAX_STACK}, 'auto' or None, not {given!r}.")
+    return int(given)
+
+
+def _number_type(name: str, given: npt.DTypeLike) -> np.dtype[Any]:
+    try:
+        dtype = np.dtype(given)
+    except TypeError as error:
+        raise ConfigurationError(f"{name} must be a dtype, not {given!r}.") from error
+    if dtype.kind not in "biuf":
+        raise ConfigurationError(f"{name} must be a dtype of numbers, not {dtype}.")
+    return dtype
+
+
 def saturate(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Cast to ``dtype``; values beyond its range become its limits, NaN becomes 0 where there is none."""
     if values.dtype == dtype:
@@ -93,15 +111,17 @@ def saturate(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]
     if dtype.kind == "b":
         return values.astype(bool)
     if dtype.kind == "f":
-        limits = np.finfo(dtype)
-        beyond = np.isfinite(values) & (np.abs(values) > limits.max)
-        return np.where(beyond, np.copysign(limits.max, values), values).astype(dtype)
+        largest = np.finfo(dtype).max
+        finite = np.isfinite(values)
+        return np.where(finite, np.clip(values, -largest, largest), values).astype(dtype)
     bounds = np.iinfo(dtype)
     if values.dtype.kind == "f":
-        values = np.nan_to_num(values, nan=0.0, posinf=bounds.max, neginf=bounds.min)
-        # The largest int64 is not a float64: casting what rounds up to it would overflow.
-        high = np.nextafter(values.dtype.type(bounds.max), values.dtype.type(0)) if bounds.bits >= 32 else bounds.max
-        return np.clip(values, bounds.min, high).astype(dtype)
-    low = max(bounds.min, np.iinfo(values.dtype).min) if values.dtype.kind in "iu" else bounds.min
-    high_int = min(bounds.max, np.iinfo(values.dtype).max) if values.dtype.kind in "iu" else bounds.max
-    return np.clip(values, low, high_int).astype(dtype)
+        values = np.nan_to_num(values, nan=0.0, posinf=np.inf, neginf=-np.inf)
+        high = values.dtype.type(bounds.max)
+        if int(high) > bounds.max:  # the largest int64 is not a float64: what rounds up to it would overflow
+            high = np.nextafter(high, values.dtype.type(0))
+        limits = (values.dtype.type(bounds.min), high)
+    else:
+        own = np.iinfo(values.dtype) if values.dtype.kind in "iu" else bounds
+        limits = (max(bounds.min, own.min), min(bounds.max, own.max))
+    return np.asarray(np.clip(values, *limits)).astype(dtype)

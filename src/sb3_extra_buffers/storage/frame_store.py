@@ -17,11 +17,13 @@ import numpy.typing as npt
 from sb3_extra_buffers.codecs.base import Bytes, Codec, Indices
 from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.matching import NewestObservations
+from sb3_extra_buffers.storage.memory import zeros
 from sb3_extra_buffers.storage.stacking import StackLayout
 from sb3_extra_buffers.threads import run_in_slices
 
 _CACHE_BYTES = 2 << 20
 """Roughly what decoded records may take before they push each other out of a core's cache."""
+_PIECE = 1024
 
 
 class FrameStore:
@@ -104,7 +106,7 @@ class FrameStore:
             np.take(frames, chosen, axis=0, out=out.reshape(-1, out.shape[-1]), mode="clip")
 
     def release(self, oldest: Indices) -> None:
-        """Forget the records whose frames are all older than ``oldest`` and than what the next observation may share."""
+        """Forget records whose frames are all older than ``oldest`` and than what the next observation may share."""
         group = self.codec.frames_per_record
         newest = np.where(self.newest.known, self.heads - self.layout.stack, self.heads)
         keep_from = np.minimum(np.minimum(oldest, newest), self.encoded) // group
@@ -146,11 +148,12 @@ class FrameStore:
 
     def mean_frame_bytes(self) -> npt.NDArray[np.float64]:
         """What an encoded frame of each lane takes in the arena."""
-        capacity = self.starts.shape[1]
-        n_records = self.encoded // self.codec.frames_per_record - self.first_records
-        in_use = (np.arange(capacity) - self.first_records[:, None]) % capacity < n_records[:, None]
-        n_frames = np.maximum(n_records, 1) * self.codec.frames_per_record
-        return np.where(in_use, self.lengths, 0).sum(axis=1) / n_frames
+        group, capacity = self.codec.frames_per_record, self.starts.shape[1]
+        means = np.zeros(self.n_lanes)
+        for lane, (first, end) in enumerate(zip(self.first_records, self.encoded // group, strict=True)):
+            lengths = self.lengths[lane, np.arange(first, end) % capacity]
+            means[lane] = lengths.mean() / group if len(lengths) else 0.0
+        return means
 
     def _encode_waiting(self, oldest: Callable[[], Indices]) -> None:
         group = self.codec.frames_per_record
@@ -162,7 +165,7 @@ class FrameStore:
             frames = self.ring[lanes[:, None], positions[:, None] + np.arange(group)]
             data, lengths, references = self.codec.encode(frames.reshape(len(lanes), -1), lanes)
             start = self._allocate(len(data), oldest)
-            self.arena.data[start : start + len(data)] = data
+            self.arena.write(start, data)
             records = self.encoded[lanes] // group % self.starts.shape[1]
             self.starts[lanes, records] = start + np.cumsum(lengths) - lengths
             self.lengths[lanes, records] = lengths
@@ -186,7 +189,7 @@ class FrameStore:
         while start is None:
             boundary, shift = self.arena.grow(size)
             if shift:
-                self.starts[self.starts >= boundary] += shift
+                np.add(self.starts, shift, out=self.starts, where=self.starts >= boundary)
             start = self.arena.allocate(size)
         return start
 
@@ -197,10 +200,12 @@ class FrameStore:
     def _grow_index(self) -> None:
         capacity = self.starts.shape[1]
         larger = capacity + max(capacity // 8, 8)
-        numbers = self.first_records[:, None] + np.arange(capacity)
         lanes = np.arange(self.n_lanes)[:, None]
         for name in ("starts", "lengths", "references"):
             old = getattr(self, name)
-            new = np.zeros((self.n_lanes, larger), dtype=old.dtype)
-            new[lanes, numbers % larger] = old[lanes, numbers % capacity]
+            new = zeros((self.n_lanes, larger), old.dtype)
+            # In pieces, because the indices are larger than what is copied.
+            for i in range(0, capacity, _PIECE):
+                numbers = self.first_records[:, None] + np.arange(i, min(i + _PIECE, capacity))
+                new[lanes, numbers % larger] = old[lanes, numbers % capacity]
             setattr(self, name, new)

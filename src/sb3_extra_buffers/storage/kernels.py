@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 from numba import njit
+
+from sb3_extra_buffers.codecs.base import Bytes, Indices
 
 # Eight bytes at a time, and many of them between two looks at the result: what the compiler vectorises best.
 _BLOCK_WORDS = 512
 
 
 @njit(nogil=True, cache=True)
-def _equal(left, right, size):
+def _equal(left: Bytes, right: Bytes, size: int) -> bool:
     n_words = size // 8
     left_words, right_words = left[: 8 * n_words].view(np.uint64), right[: 8 * n_words].view(np.uint64)
     start = 0
@@ -22,14 +25,14 @@ def _equal(left, right, size):
         if difference != 0:
             return False
         start += _BLOCK_WORDS
+    rest = np.uint8(0)
     for i in range(8 * n_words, size):
-        if left[i] != right[i]:
-            return False
-    return True
+        rest |= left[i] ^ right[i]
+    return rest == 0
 
 
 @njit(nogil=True, cache=True)
-def _equal_where(left, right, size, mask):
+def _equal_where(left: Bytes, right: Bytes, size: int, mask: npt.NDArray[np.uint64]) -> bool:
     """The same, for the bytes that the repeated ``mask`` selects."""
     n_words, block = size // 8, mask.shape[0]
     left_words, right_words = left[: 8 * n_words].view(np.uint64), right[: 8 * n_words].view(np.uint64)
@@ -43,14 +46,14 @@ def _equal_where(left, right, size, mask):
             return False
         start += block
     mask_bytes = mask.view(np.uint8)
+    rest = np.uint8(0)
     for i in range(8 * n_words, size):
-        if mask_bytes[i % mask_bytes.shape[0]] != 0 and left[i] != right[i]:
-            return False
-    return True
+        rest |= (left[i] ^ right[i]) & mask_bytes[i % mask_bytes.shape[0]]
+    return rest == 0
 
 
 @njit(nogil=True, cache=True)
-def _extract(observation, frame, pixels, period, offset, chunk, item):
+def _extract(observation: Bytes, frame: Bytes, pixels: int, period: int, offset: int, chunk: int, item: int) -> None:
     """Copy one frame out of an observation, plane by plane."""
     if pixels == 1:
         source = observation[offset : offset + chunk]
@@ -77,7 +80,21 @@ def _extract(observation, frame, pixels, period, offset, chunk, item):
 
 
 @njit(nogil=True, cache=True)
-def append_new_frames(lanes, memory, pixels, chunk, item, stack, masks, newest, known, ring, heads, encoded, ends):
+def append_new_frames(
+    lanes: Indices,
+    memory: Bytes,
+    pixels: int,
+    chunk: int,
+    item: int,
+    stack: int,
+    masks: npt.NDArray[np.uint64],
+    newest: Bytes,
+    known: npt.NDArray[np.bool_],
+    ring: Bytes,
+    heads: Indices,
+    encoded: Indices,
+    ends: Indices,
+) -> int:
     """See :func:`sb3_extra_buffers.storage.matching.append_new_frames`."""
     size, ring_size = memory.shape[1], ring.shape[1]
     period = stack * chunk
@@ -113,6 +130,6 @@ def compile_all() -> None:
     numbers = np.zeros(1, dtype=np.int64)
     memory = np.zeros((1, 4), dtype=np.uint8)
     append_new_frames(
-        numbers, memory, 4, 1, 1, 1, np.zeros((1, 1), dtype=np.uint64), memory.copy(), np.zeros(1, dtype=np.bool_), np.zeros((1, 1, 4), dtype=np.uint8),
-        numbers.copy(), numbers, numbers.copy(),
+        numbers, memory, 4, 1, 1, 1, np.zeros((1, 1), dtype=np.uint64), memory.copy(), np.zeros(1, dtype=np.bool_),
+        np.zeros((1, 1, 4), dtype=np.uint8), numbers.copy(), numbers, numbers.copy(),
     )  # fmt: skip

@@ -1,9 +1,9 @@
 """Which frames of an observation are there already?
 
-An observation that arrives is compared with the newest one of its lane. If it is the same (SB3 hands over ``next_obs`` and
-then the same values as the next ``obs``), nothing is stored. If it continues it, as a stack that moves on by one frame does,
-only the frames at its end are new. In the worst case all of them are. Content decides, so the result is exact whatever
-the environment does.
+An observation that arrives is compared with the newest one of its lane. If it is the same (SB3 hands over ``next_obs``
+and then the same values as the next ``obs``), nothing is stored. If it continues it, as a stack that moves on by one
+frame does, only the frames at its end are new. In the worst case all of them are. Content decides, so the result is
+exact whatever the environment does.
 
 Observations are compared as they lie in memory, because that is fast. SB3's image wrappers hand over images whose
 shape says "channels first" but whose memory has the channels of a pixel together; see :class:`MemoryForm`.

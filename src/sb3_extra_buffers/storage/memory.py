@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import sys
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,3 +47,14 @@ def _map_private(size: int) -> mmap.mmap:
         return mmap.mmap(-1, size)
     # Python's default is shared memory, which a forked worker could change under us.
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Like ``numpy.zeros``, but a large array's memory goes back to the system when the array does.
+
+    The allocator keeps such memory, and an array that is replaced by larger ones again and again leaves holes behind.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if size < mmap.PAGESIZE * 4:
+        return np.zeros(shape, dtype=dtype)
+    return np.frombuffer(_map_private(size), dtype=dtype).reshape(shape)

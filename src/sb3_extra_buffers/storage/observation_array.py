@@ -15,8 +15,8 @@ from sb3_extra_buffers.storage.observation_store import CPU, ObservationStore
 class ObservationArray:
     """Looks like an array of shape ``(n_slots, n_envs, *shape)``; what is read from it is a fresh array.
 
-    ``shift`` makes slot ``t`` stand for slot ``t + shift``, which is how a buffer with SB3's ``optimize_memory_usage`` finds the
-    next observation.
+    ``shift`` makes slot ``t`` stand for slot ``t + shift``, which is how a buffer with SB3's ``optimize_memory_usage``
+    finds the next observation.
     """
 
     def __init__(self, store: ObservationStore, column: int = 0, shift: int = 0, device: th.device = CPU) -> None:
@@ -73,7 +73,7 @@ class ObservationArray:
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
             raise ValueError("Observations are compressed: they cannot be seen as an array without a copy.")
-        everything = self[:]
+        everything: npt.NDArray[Any] = self[:]
         return everything if dtype is None else everything.astype(dtype, copy=False)
 
     def swapaxes(self, first: int, second: int) -> _EnvironmentsFirst:
@@ -87,7 +87,9 @@ class ObservationArray:
         key = key if isinstance(key, tuple) else (key,)
         if any(part is Ellipsis or part is None for part in key):
             raise IndexError(f"Observations cannot be indexed with {key!r}: give a slot and an environment.")
-        slot_key, env_key, rest = key[0], key[1] if len(key) > 1 else slice(None), key[2:]
+        slot_key: Any = key[0]
+        env_key: Any = key[1] if len(key) > 1 else slice(None)
+        rest = key[2:]
         if len(rest) == 1 and isinstance(rest[0], slice) and rest[0] == slice(None):
             rest = ()  # SB3's way to say "all of it"
         if all(isinstance(part, np.ndarray) and part.dtype != bool for part in (slot_key, env_key)):

@@ -4,36 +4,44 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch as th
 
-from sb3_extra_buffers.codecs.base import Codec, Indices
+from sb3_extra_buffers.codecs.base import Codec, FrameSpec, Indices
 from sb3_extra_buffers.codecs.registry import parse_method
 from sb3_extra_buffers.errors import ObservationError
 from sb3_extra_buffers.storage.choice import choose_codec
 from sb3_extra_buffers.storage.config import CodecRecipe, StorageConfig, saturate
 from sb3_extra_buffers.storage.frame_store import FrameStore
+from sb3_extra_buffers.storage.memory import zeros
 from sb3_extra_buffers.storage.outputs import OutputPool
-from sb3_extra_buffers.storage.stacking import StackLayout, declared_layout, detect_layout
+from sb3_extra_buffers.storage.stacking import RGB, StackLayout, declared_layout, detect_layout
 
 logger = logging.getLogger("sb3_extra_buffers")
 
 _LOOK_AT_STEPS = 64
+_LOOK_AGAIN_AT = 1024
+_LOOK_AGAIN_AT_STEPS = 256
+"""The first steps of an episode are often all alike, so what was chosen by them is looked at once more."""
 _LOOK_AT_BYTES = 4 << 20
 _FEWEST_STEPS = 34  # two chains of 16 frames and the start of a third
 _REVIEW_STEPS = 2048
 _LAST_FRAME_NUMBER = (1 << 32) - (1 << 20)
 """Close to what an index entry can hold, with room for the frames that arrive between two reviews."""
 _WORTH_COMPACTING = 1 << 20
+_PIECE = 4096
 _AS_THEY_ARE = CodecRecipe(parse_method("none"))
 CPU = th.device("cpu")
 
 
 class ObservationStore:
-    """Observations of one space (of one key in a Dict space), ``n_slots`` × ``n_envs`` of them, in one or more *columns*.
+    """Observations of one space (of one key in a Dict space), ``n_slots`` × ``n_envs`` of them, in one or more
+    *columns*.
 
     A replay buffer has two columns, observations and next observations, that share their frames. A slot that was never
     written reads as zeros, as in SB3.
@@ -96,12 +104,7 @@ class ObservationStore:
                 )
             array = array.reshape(n, *self.shape)
         if array.dtype != self.dtype:
-            if not np.can_cast(array.dtype, self.dtype, "same_kind"):
-                raise ObservationError(
-                    f"Observations of dtype {array.dtype} do not fit a space of dtype {self.dtype}: storing them would "
-                    "change values. Give the observation space the dtype that the environment returns."
-                )
-            array = array.astype(self.dtype)
+            array = self._cast(array)
         if not array.flags.writeable:  # for which compiled code would be compiled again
             array = array.copy(order="K")
         return saturate(array, self.stored_dtype)
@@ -115,13 +118,13 @@ class ObservationStore:
             self._steps += 1
             if self._steps == self._decide_at:
                 self.decide()
-            if self._steps % _REVIEW_STEPS == 0:
+            if self._steps % _REVIEW_STEPS == 0 or self._steps == _LOOK_AGAIN_AT:
                 self._review()
         if self.frames.arena.nbytes > self._compact_at:
             self._compact()
 
     def read(self, wanted: list[tuple[int, Indices]], envs: Indices, device: th.device = CPU) -> list[npt.NDArray[Any]]:
-        """For each column and slots in ``wanted``, the observations at ``(slots[i], envs[i])``, as arrays for the caller."""
+        """The observations at ``(slots[i], envs[i])``, for each column and its slots in ``wanted``, as fresh arrays."""
         outs = [self.outputs.take((len(envs), *self.shape), self.stored_dtype, device) for _ in wanted]
         ends = [self.ends[column][slots, envs] for column, slots in wanted]
         firsts = [end.astype(np.int64) - self.layout.stack for end in ends]
@@ -146,10 +149,27 @@ class ObservationStore:
         steps = self._recent_steps()
         layout = detect_layout(steps) if self.config.frame_stack == "auto" else self.layout
         recipe = self.config.recipe or choose_codec(layout, steps).recipe
+        if recipe.options.get("indexed_colour") and layout.frame.channels != RGB:
+            warnings.warn(f"Observations of shape {self.shape} are not RGB: indexed_colour is left out.", stacklevel=2)
+            recipe = recipe.without("indexed_colour")
         self._rebuild(layout, recipe)
         logger.info("%s, frame stack %d, for observations of shape %s", self.codec.label, layout.stack, self.shape)
 
     # How observations get in and out
+
+    def _cast(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """To the dtype of the space, as SB3 does it, unless that would make other numbers of them."""
+        if np.can_cast(array.dtype, self.dtype, "same_kind"):
+            return array.astype(self.dtype)
+        if array.dtype.kind in "biuf":
+            with np.errstate(invalid="ignore"):
+                cast = array.astype(self.dtype)
+            if np.array_equal(cast, array):
+                return cast
+        raise ObservationError(
+            f"Observations of dtype {array.dtype} do not fit a space of dtype {self.dtype}: storing them would "
+            "change values. Give the observation space the dtype that the environment returns."
+        )
 
     def _read_with_gaps(self, lanes: Indices, firsts: list[Indices], outs: list[npt.NDArray[Any]]) -> None:
         for first, out in zip(firsts, outs, strict=True):
@@ -162,22 +182,34 @@ class ObservationStore:
 
     def _oldest(self) -> Indices:
         """The oldest frame of each lane that an observation still needs."""
+        # In pieces: passing arrays as large as the index would leave holes in the process's memory.
         # Less one, so that "never written" becomes the largest number instead of the smallest.
-        newest_first = np.min([(ends - np.uint32(1)).min(axis=0) for ends in self.ends], axis=0)
-        return newest_first.astype(np.int64) + 1 - self.layout.stack
+        pieces = (ends[i : i + _PIECE] for ends in self.ends for i in range(0, self.n_slots, _PIECE))
+        oldest_ends = np.stack([(piece - np.uint32(1)).min(axis=0) for piece in pieces]).min(axis=0)
+        oldest: Indices = oldest_ends.astype(np.int64) + 1 - self.layout.stack
+        return oldest
 
     def _compact(self) -> None:
         """Store everything anew if most of the arena is dead, as when slots are overwritten in no order.
 
         Written in turns, as buffers do it, slots free the arena from its old end on, and this finds nothing to do.
         """
-        stack = self.layout.stack
-        ends = np.sort(np.concatenate(self.ends), axis=0)
-        first = np.minimum(ends[:1], stack)
-        live_frames = first.sum(axis=0) + np.minimum(np.diff(ends, axis=0), stack).sum(axis=0)
-        if 2 * float(live_frames @ self.frames.mean_frame_bytes()) < self.frames.arena.live_bytes:
+        if 2 * float(self._live_frames() @ self.frames.mean_frame_bytes()) < self.frames.arena.live_bytes:
             self._rebuild(self.layout, self._recipe)
         self._compact_at = max(_WORTH_COMPACTING, self.frames.arena.nbytes * 5 // 4)
+
+    def _live_frames(self) -> Indices:
+        """How many frames of each lane belong to an observation."""
+        counts = np.zeros(self.n_envs, dtype=np.int64)
+        sorted_ends, gaps = zeros((2, len(self.ends) * self.n_slots), np.dtype(np.uint32))
+        for lane in range(self.n_envs):
+            np.concatenate([ends[:, lane] for ends in self.ends], out=sorted_ends)
+            sorted_ends.sort()
+            # An observation has all its frames for itself, except for those of the one that ends before it.
+            gaps[0] = sorted_ends[0]
+            np.subtract(sorted_ends[1:], sorted_ends[:-1], out=gaps[1:])
+            counts[lane] = np.minimum(gaps, np.uint32(self.layout.stack), out=gaps).sum(dtype=np.int64)
+        return counts
 
     # How it is decided how to store them
 
@@ -190,9 +222,11 @@ class ObservationStore:
         frame_bytes = self.frames.take_mean_frame_bytes()
         usual = self._usual_frame_bytes
         self._usual_frame_bytes = frame_bytes
-        if usual is None or usual / 2 <= frame_bytes <= usual * 2:
+        drifted = usual is not None and not usual / 2 <= frame_bytes <= usual * 2
+        if self._steps != _LOOK_AGAIN_AT and not drifted:
             return
-        best = choose_codec(self.layout, self._recent_steps(), current=self._recipe)
+        current = self._recipe if drifted else None
+        best = choose_codec(self.layout, self._recent_steps(_LOOK_AGAIN_AT_STEPS), current)
         if best.recipe != self._recipe:
             logger.info("The data has changed: %s instead of %s", best.recipe.method, self.codec.label)
             self._usual_frame_bytes = None
@@ -204,7 +238,8 @@ class ObservationStore:
         if isinstance(config.frame_stack, int):
             layout = declared_layout(self.shape, self.stored_dtype, config.frame_stack)
         if config.recipe is not None:
-            config.recipe.build(layout.frame)  # mistakes in it are to be seen now, not after the first steps
+            # Mistakes in it are to be seen now, not after the first steps.
+            config.recipe.build(self._likely_frame(layout))
         may_be_stack = config.frame_stack == "auto" and max(self.shape, default=1) > 1
         if config.recipe is not None and not may_be_stack:
             self._use(layout, config.recipe)
@@ -213,6 +248,13 @@ class ObservationStore:
         enough = max(_FEWEST_STEPS, min(_LOOK_AT_STEPS, _LOOK_AT_BYTES // step_bytes))
         self._decide_at = min(enough, self.n_slots)
         self._use(layout, _AS_THEY_ARE)
+
+    def _likely_frame(self, layout: StackLayout) -> FrameSpec:
+        """The frame of a layout that is not known yet: it may turn out to be a stack of RGB images."""
+        may_be_rgb = self.config.frame_stack == "auto" and any(
+            size % RGB == 0 for size in (*self.shape[:1], *self.shape[-1:])
+        )
+        return replace(layout.frame, channels=RGB) if may_be_rgb else layout.frame
 
     def _use(self, layout: StackLayout, recipe: CodecRecipe) -> None:
         self.layout = layout
@@ -225,9 +267,10 @@ class ObservationStore:
         slots = np.flatnonzero(newest)
         return slots[np.argsort(newest[slots], kind="stable")]
 
-    def _recent_steps(self) -> npt.NDArray[Any]:
+    def _recent_steps(self, most: int = _LOOK_AT_STEPS) -> npt.NDArray[Any]:
         """The newest observations of all environments, ``(steps, n_envs, *shape)``, oldest first."""
-        slots = self._by_age()[-_LOOK_AT_STEPS:]
+        step_bytes = self.n_envs * self.layout.frame.nbytes * self.layout.stack
+        slots = self._by_age()[-max(_FEWEST_STEPS, min(most, 8 * _LOOK_AT_BYTES // step_bytes)) :]
         where, envs = np.repeat(slots, self.n_envs), np.tile(self._all_lanes, len(slots))
         out = np.empty((len(where), *self.shape), dtype=self.stored_dtype)
         self._read_with_gaps(envs, [self.ends[0][where, envs].astype(np.int64) - self.layout.stack], [out])

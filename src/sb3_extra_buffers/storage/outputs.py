@@ -1,8 +1,8 @@
 """Memory for sampled batches.
 
-A batch of images is megabytes. Fresh memory of that size costs a page fault per 4 kB when it is first written, as much as
-decoding into it, so the memory of earlier batches is used again, as soon as nobody holds an array, a tensor or a view
-of it any more.
+A batch of images is megabytes. Fresh memory of that size costs a page fault per 4 kB when it is first written, as much
+as decoding into it, so the memory of earlier batches is used again, as soon as nobody holds an array, a tensor or a
+view of it any more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SMALLEST_BLOCK = 1 << 16
 _UNUSED = 3
 
 
-class _Block(np.ndarray):  # type: ignore[type-arg]
+class _Block(np.ndarray[Any, np.dtype[np.uint8]]):
     """Bytes that batches are cut from. A class of its own, so that a batch can be told from other arrays."""
 
     copied: th.cuda.Event | None = None
@@ -53,7 +53,7 @@ class OutputPool:
             if (
                 len(block) == size
                 and sys.getrefcount(block) == _UNUSED
-                and (block.copied is None or block.copied.query())
+                and (block.copied is None or block.copied.query())  # type: ignore[no-untyped-call]
             ):
                 block.copied = None
                 return block
@@ -69,7 +69,7 @@ class OutputPool:
             return tensor
         tensor = tensor.to(device, non_blocking=True)
         if device.type == "cuda":
-            array.base.copied = th.cuda.Event()
+            array.base.copied = th.cuda.Event()  # type: ignore[no-untyped-call]
             array.base.copied.record()
         return tensor
 
@@ -86,7 +86,7 @@ def _new_block(size: int, pinned: bool) -> _Block:
         return _Block(size, dtype=np.uint8)
     memory = th.empty(size, dtype=th.uint8, pin_memory=True)
     # Through ctypes: NumPy would skip the block, and note the tensor's own array, as what batches are views of.
-    block = _Block(size, dtype=np.uint8, buffer=(ctypes.c_ubyte * size).from_address(memory.data_ptr()))
+    block = _Block(size, dtype=np.uint8, buffer=memoryview((ctypes.c_ubyte * size).from_address(memory.data_ptr())))
     block.memory = memory
     return block
 

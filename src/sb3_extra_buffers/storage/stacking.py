@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from sb3_extra_buffers.codecs.base import Bytes, FrameSpec
 from sb3_extra_buffers.errors import ConfigurationError
 
 MAX_STACK = 16
+RGB = 3
 Axis = Literal["first", "last"]
 
 
@@ -20,7 +22,8 @@ class MemoryForm(NamedTuple):
     """How the frames of an observation lie in memory: for each pixel, for each frame, a chunk of some items.
 
     With channels first there is a single "pixel", and a chunk is a whole frame. With channels last, each pixel has its
-    chunk of every frame; a frame is stored plane by plane, that is, all first items of the chunks, then all second ones.
+    chunk of every frame; a frame is stored plane by plane, that is, all first items of the chunks, then all second
+    ones.
     """
 
     pixels: int
@@ -39,9 +42,16 @@ class StackLayout:
     stack: int = 1
     axis: Axis = "first"
 
-    @property
+    @cached_property
     def frame(self) -> FrameSpec:
-        return FrameSpec(math.prod(self.shape) // self.stack, self.dtype)
+        size = math.prod(self.shape) // self.stack
+        if len(self.shape) == 3:
+            first, last = self.shape[0] // self.stack, self.shape[-1] // self.stack
+            if self.is_contiguous and first == RGB:
+                return FrameSpec(size, self.dtype, RGB)
+            if last == RGB and (not self.is_contiguous or self.stack == 1):
+                return FrameSpec(size, self.dtype, RGB, channels_last=True)
+        return FrameSpec(size, self.dtype)
 
     @property
     def is_contiguous(self) -> bool:
@@ -49,7 +59,7 @@ class StackLayout:
         return self.axis == "first" or self.stack == 1
 
     def in_memory(self, observations: npt.NDArray[Any]) -> tuple[Bytes, MemoryForm]:
-        """Observations, ``(n, *shape)``, as ``(n, bytes)``, and how their frames lie in there. Copies only if it must."""
+        """Observations, ``(n, *shape)``, as ``(n, bytes)``, and how frames lie in there. Copies only if it must."""
         n, frame_bytes = len(observations), self.frame.nbytes
         if not self.is_contiguous:
             chunk = self.shape[-1] // self.stack * self.dtype.itemsize
@@ -73,7 +83,7 @@ class StackLayout:
 
 
 def declared_layout(shape: tuple[int, ...], dtype: np.dtype[Any], stack: int) -> StackLayout:
-    """The layout where the user says how many frames there are; the axis is the one that can be cut, the first if both."""
+    """The layout where the user says how many frames there are; the axis is the first that can be cut so."""
     if shape and shape[0] % stack == 0:
         return StackLayout(shape, dtype, stack, "first")
     if shape and shape[-1] % stack == 0:

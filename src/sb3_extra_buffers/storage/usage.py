@@ -48,9 +48,8 @@ class MemoryUsage:
         ]
         lines = [f"{self.transitions:,} transitions, method {self.method}"]
         lines += [f"  {name:<15}{_readable(size):>12}" for name, size in rows]
-        lines += [
-            f"  {'saved':<15}{saved:>11.2f}%   {self.ratio:.1f} times smaller, {self.bytes_per_transition:.0f} bytes per transition"
-        ]
+        rate = f"{self.ratio:.1f} times smaller, {self.bytes_per_transition:.0f} bytes per transition"
+        lines += [f"  {'saved':<15}{saved:>11.2f}%   {rate}"]
         return "\n".join(lines)
 
 

@@ -1,0 +1,126 @@
+"""Indexed colour: one byte per pixel instead of three, in front of any codec.
+
+Retro games and Doom draw with at most 256 colours. As numbers in a palette their frames are a third as large before the
+codec sees them, and smaller after it. The palette grows as colours appear and never changes otherwise, so it is shared by
+all records; a record with a colour for which there is no room left is stored as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Codec, Encoded, FrameSpec, Indices
+from sb3_extra_buffers.compiled import load_kernels
+from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
+
+MOST_COLOURS = 256
+_SLOTS = 1024
+_KERNELS = "sb3_extra_buffers.codecs.indexed_kernels"
+
+
+class IndexedColourCodec(Codec):
+    """Turns RGB frames into indices, and leaves those to the codec that ``make_inner`` returns."""
+
+    def __init__(self, frame: FrameSpec, make_inner: Callable[[FrameSpec], Codec]) -> None:
+        if frame.channels != 3 or frame.dtype.itemsize != 1:
+            raise ConfigurationError(
+                "indexed_colour is for RGB images of dtype uint8: a first or last axis of 3, or 3 for each stacked frame."
+            )
+        super().__init__(frame)
+        self.inner = make_inner(FrameSpec(frame.size // 3, np.dtype(np.uint8)))
+        self.name = self.inner.name  # type: ignore[misc]  # one class, any codec
+        self.frames_per_record = self.inner.frames_per_record
+        self.palette: Bytes = np.zeros((MOST_COLOURS, 3), dtype=np.uint8)
+        self.n_colours = np.zeros(1, dtype=np.int64)
+        # Colours as 24-bit numbers plus one, and their place in the palette, in a hash table.
+        self._keys = np.zeros(_SLOTS, dtype=np.uint32)
+        self._values = np.zeros(_SLOTS, dtype=np.uint8)
+
+    @property
+    def label(self) -> str:
+        return f"{self.inner.label}, indexed colour"
+
+    @property
+    def reference_bytes(self) -> int:
+        return self.inner.reference_bytes + self.palette.nbytes + self._keys.nbytes + self._values.nbytes
+
+    def encode(self, records: Bytes, lanes: Indices) -> Encoded:
+        indices = np.empty((len(records), self.inner.record_bytes), dtype=np.uint8)
+        indexed = np.empty(len(records), dtype=np.bool_)
+        kernels = load_kernels(_KERNELS)
+        to_indices = to_indices_numpy if kernels is None else kernels.to_indices
+        channels_last, group = self.frame.channels_last, self.frames_per_record
+        to_indices(
+            records, group, channels_last, self._keys, self._values, self.palette, self.n_colours, indices, indexed
+        )
+        if indexed.all():
+            return self.inner.encode(indices, lanes)
+        lengths, references = np.full(len(records), self.record_bytes), np.full(len(records), NO_REFERENCE)
+        parts: list[Bytes] = list(records)
+        rows = np.flatnonzero(indexed)
+        if len(rows):
+            inner = self.inner.encode(indices[rows], lanes[rows])
+            lengths[rows], references[rows] = inner.lengths, inner.references
+            for row, part in zip(rows.tolist(), np.split(inner.data, np.cumsum(inner.lengths)[:-1]), strict=True):
+                parts[row] = part
+        return Encoded(np.concatenate(parts), lengths, references)
+
+    def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
+        raw = lengths == self.record_bytes
+        for row in np.flatnonzero(raw).tolist():
+            payload = data[starts[row] : starts[row] + self.record_bytes]
+            if len(payload) != self.record_bytes:
+                raise CorruptDataError(f"The record at byte {starts[row]} lies outside the store.")
+            out[row] = payload
+        rows = np.flatnonzero(~raw)
+        indices = np.empty((len(rows), self.inner.record_bytes), dtype=np.uint8)
+        self.inner.decode(data, starts[rows], lengths[rows], references[rows], indices)
+        kernels = load_kernels(_KERNELS)
+        to_colours = to_colours_numpy if kernels is None else kernels.to_colours
+        to_colours(indices, self.frames_per_record, self.frame.channels_last, self.palette, rows, out)
+
+    def release(self, references: Indices) -> None:
+        self.inner.release(references)
+
+
+def to_indices_numpy(
+    records: Bytes,
+    group: int,
+    channels_last: bool,
+    keys: np.ndarray[tuple[int], np.dtype[np.uint32]],
+    values: Bytes,
+    palette: Bytes,
+    n_colours: Indices,
+    indices: Bytes,
+    indexed: np.ndarray[tuple[int], np.dtype[np.bool_]],
+) -> None:
+    """The way without numba, which looks colours up by sorting them and has no use for the hash table."""
+    shape = (group, -1, 3) if channels_last else (group, 3, -1)
+    for row, record in enumerate(records):
+        pixels = record.reshape(shape)
+        if not channels_last:
+            pixels = pixels.swapaxes(1, 2)
+        colours, places = np.unique(pixels.reshape(-1, 3), axis=0, return_inverse=True)
+        count = int(n_colours[0])
+        known = {tuple(colour): i for i, colour in enumerate(palette[:count].tolist())}
+        new = [colour for colour in map(tuple, colours.tolist()) if colour not in known]
+        indexed[row] = count + len(new) <= MOST_COLOURS
+        if indexed[row]:
+            for colour in new:
+                known[colour] = len(known)
+                palette[known[colour]] = colour
+            n_colours[0] = len(known)
+            numbers = np.array([known[tuple(colour)] for colour in colours.tolist()], dtype=np.uint8)
+            indices[row] = numbers[places.reshape(-1)]
+
+
+def to_colours_numpy(
+    indices: Bytes, group: int, channels_last: bool, palette: Bytes, rows: Indices, out: Bytes
+) -> None:
+    """The pixels of ``indices[i]`` into row ``rows[i]`` of ``out``."""
+    pixels = palette[indices.reshape(len(indices), group, indices.shape[1] // group)]
+    if not channels_last:
+        pixels = pixels.swapaxes(2, 3)
+    out[rows] = pixels.reshape(len(indices), out.shape[1])

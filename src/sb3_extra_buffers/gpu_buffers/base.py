@@ -1,0 +1,193 @@
+"""What all buffers on a torch device have in common."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.preprocessing import get_obs_shape, is_image_space
+from stable_baselines3.common.utils import get_device
+
+from sb3_extra_buffers.codecs.availability import has_numba
+from sb3_extra_buffers.codecs.registry import parse_method
+from sb3_extra_buffers.compressed.base import SINGLE, BaseCompressedBuffer
+from sb3_extra_buffers.errors import CapacityError, ConfigurationError, UnknownMethodError
+from sb3_extra_buffers.gpu_buffers.device_arena import HeapBudget
+from sb3_extra_buffers.gpu_buffers.observation_store import (
+    DenseObservationStore,
+    DeviceStore,
+    PackedObservationStore,
+)
+from sb3_extra_buffers.gpu_buffers.transfer import CPU
+from sb3_extra_buffers.gpu_buffers.utils import as_numpy_dtypes
+from sb3_extra_buffers.storage.config import CodecRecipe, StorageConfig
+from sb3_extra_buffers.storage.usage import MemoryUsage
+
+METHODS = ("none", "rle", "zstd", "delta")
+_DEFAULT_FRAMES_PER_RECORD = 1
+"""Of ``delta``. Longer chains are smaller, but a GPU has to follow each of them link by link."""
+
+
+class BaseGpuBuffer(BaseCompressedBuffer):
+    """Put before a compressed buffer class, it keeps the compressed observations on a torch device.
+
+    Arguments as of :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`, with these differences:
+
+    :param compression_method: ``"none"``, ``"rle"``, ``"zstd"`` (with a level: ``"zstd-5"``) or ``"delta"``. The default,
+        ``"auto"``, means ``delta`` for images and ``none`` for everything else.
+    :param buffer_device: Where observations are kept; by default on ``device``, where batches go.
+    :param heap_bytes: The most that compressed observations may take on the device. Past it, ``add`` raises a
+        ``ValueError``, and what was stored before stays readable. By default, memory is taken as needed.
+    :param max_slot_bytes: Deprecated: ``heap_bytes``, given per observation.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        compression_method: str = "auto",
+        dtypes: Mapping[str, Any] | npt.DTypeLike | th.dtype | None = None,
+        buffer_device: th.device | str | None = None,
+        heap_bytes: int | None = None,
+        max_slot_bytes: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        method = parse_method(compression_method)
+        if method.name.removesuffix("-jit") not in (*METHODS, "auto"):
+            raise UnknownMethodError(
+                f"Buffers on a device have the compression methods auto, {', '.join(METHODS)}, not {compression_method!r}."
+            )
+        if kwargs.get("prefetch"):
+            raise ConfigurationError("prefetch=True is for buffers in host memory: a device works in the background anyway.")
+        for name, value in (("heap_bytes", heap_bytes), ("max_slot_bytes", max_slot_bytes)):
+            if value is not None and value < 1:
+                raise ConfigurationError(f"{name} must be at least 1, not {value}.")
+        self._requested_device = None if buffer_device is None else _with_index(get_device(buffer_device))
+        self._heap_bytes = heap_bytes
+        self._max_slot_bytes = max_slot_bytes
+        if max_slot_bytes is not None:
+            warnings.warn("max_slot_bytes is deprecated: pass heap_bytes.", DeprecationWarning, stacklevel=2)
+        super().__init__(*args, compression_method=compression_method, dtypes=as_numpy_dtypes(dtypes), **kwargs)
+
+    @property
+    def buffer_device(self) -> th.device:
+        """Where observations are kept, from the next ``add`` or ``sample`` on."""
+        requested = _with_index(th.device(self.device)) if self._requested_device is None else self._requested_device
+        if requested.type == "cuda" and not th.cuda.is_available():
+            return CPU  # saved on a machine with a GPU, loaded on one without
+        return requested
+
+    @property
+    def device_bytes(self) -> int:
+        """Memory on the device that this buffer takes, whether used or not."""
+        return sum(store.device_bytes for store in self._device_stores.values())
+
+    def to(self, device: th.device | str) -> BaseGpuBuffer:
+        """Move everything to ``device``, where batches go from now on as well."""
+        self.device = get_device(device)
+        self._requested_device = None
+        self._settle()
+        return self
+
+    def memory_usage(self) -> MemoryUsage:
+        stores = self._device_stores.values()
+        filled = self.size() / self.buffer_size
+        fields = round(filled * sum(array.nbytes for array in vars(self).values() if isinstance(array, np.ndarray)))
+        raw = sum(math.prod(store.shape) * store.dtype.itemsize for store in stores) * self._n_columns
+        transitions = self.size() * self.n_envs
+        packed = [store for store in stores if isinstance(store, PackedObservationStore)]
+        dense = sum(store.device_bytes for store in stores if not isinstance(store, PackedObservationStore))
+        return MemoryUsage(
+            method=", ".join(f"{key}: {store.label}" if key else store.label for key, store in self._stores.items()),
+            transitions=transitions,
+            payload=sum(store.frames.arena.live_bytes for store in packed) + round(filled * dense),
+            references=sum(store.frames.reference_bytes for store in packed),
+            index=sum(
+                store.frames.index_bytes + round(filled * sum(ends.nbytes for ends in store.ends)) for store in packed
+            ),
+            fields=fields,
+            raw_equivalent=fields + transitions * raw,
+        )
+
+    @property
+    def _device_stores(self) -> dict[str, DeviceStore]:
+        return self._stores  # type: ignore[return-value]  # this class creates no others
+
+    def _create_stores(self) -> None:
+        self._location = self.buffer_device
+        parts = {SINGLE: self.observation_space}
+        if isinstance(self.observation_space, spaces.Dict):
+            parts = dict(self.observation_space.spaces)
+        heap_bytes = self._heap_bytes
+        if heap_bytes is None and self._max_slot_bytes is not None:
+            heap_bytes = self._max_slot_bytes * self.buffer_size * self.n_envs * self._n_columns * len(parts)
+        budget = HeapBudget(heap_bytes)
+        for key, space in parts.items():
+            if space.dtype is None:
+                raise ConfigurationError(f"An observation space of type {type(space).__name__} cannot be stored.")
+            is_image = is_image_space(space, check_channels=False, normalized_image=False)
+            config = _config_for(self._config, is_image)
+            is_dense = config.recipe is not None and config.recipe.method.name == "none"
+            self._stores[key] = (DenseObservationStore if is_dense else PackedObservationStore)(
+                self.buffer_size,
+                self.n_envs,
+                get_obs_shape(space),
+                np.dtype(space.dtype),
+                config,
+                n_columns=self._n_columns,
+                as_float=self.output_dtype == "float" or (self.normalize_images and is_image),
+                divisor=255.0 if self.normalize_images and is_image else 1.0,
+                device=self._location,
+                budget=budget,
+            )
+
+    def _settle(self) -> None:
+        """Be where the buffer should be: SB3 assigns ``device`` after loading."""
+        if self.buffer_device != self._location:
+            self._location = self.buffer_device
+            for store in self._device_stores.values():
+                store.to(self._location)
+
+    def _append(self, observations: dict[str, list[Any]], places: list[tuple[int, int]]) -> None:
+        """Store a step: for each key an array for each of ``places``. Either all of it is stored, or nothing."""
+        stores = self._device_stores
+        try:
+            appended = {key: store.append(observations[key]) for key, store in stores.items()}
+        except CapacityError:
+            for store in stores.values():
+                store.roll_back()
+            raise
+        for key, store in stores.items():
+            store.commit(places, appended[key])
+
+    def _checked(self, observations: Any, key: str) -> Any:
+        part = observations if key == SINGLE else observations[key]
+        if isinstance(part, th.Tensor):
+            part = part.cpu().numpy()
+        return self._stores[key].checked(part)
+
+    def _output(self, tensor: th.Tensor) -> th.Tensor:
+        return tensor if self._location == self.device else tensor.to(self.device)
+
+
+def _config_for(config: StorageConfig, is_image: bool) -> StorageConfig:
+    """The configuration with its method and options as they are here."""
+    method = (parse_method("delta") if is_image else parse_method("none")) if config.recipe is None else config.recipe.method
+    options = {} if config.recipe is None else dict(config.recipe.options)
+    if method.name == "delta":
+        options.setdefault("frames_per_record", _DEFAULT_FRAMES_PER_RECORD)
+    elif method.name == "rle" and has_numba():
+        method = parse_method("rle-jit")  # the same bytes, sooner
+    return StorageConfig(CodecRecipe(method, options), config.elem_type, config.frame_stack)
+
+
+def _with_index(device: th.device) -> th.device:
+    """``cuda`` as the GPU that it means."""
+    if device.type == "cuda" and device.index is None and th.cuda.is_available():
+        return th.device("cuda", th.cuda.current_device())
+    return device

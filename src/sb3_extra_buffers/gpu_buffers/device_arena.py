@@ -1,0 +1,163 @@
+"""The ring of packed bytes, :class:`~sb3_extra_buffers.storage.arena.Arena`, on a torch device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch as th
+
+from sb3_extra_buffers.codecs.base import Bytes
+from sb3_extra_buffers.errors import CapacityError
+from sb3_extra_buffers.gpu_buffers.raw_buffer import RawBuffer
+from sb3_extra_buffers.gpu_buffers.transfer import CPU, copy_into
+from sb3_extra_buffers.storage.arena import Arena
+
+_STAGED_BYTES = 1 << 20
+_SMALLEST_STEP = 1 << 16
+
+
+class HeapBudget:
+    """What all heaps of a buffer may take together; with ``limit=None`` as much as they like."""
+
+    def __init__(self, limit: int | None) -> None:
+        self.limit = limit
+        self.taken = 0
+
+    @property
+    def left(self) -> float:
+        return float("inf") if self.limit is None else self.limit - self.taken
+
+
+class DeviceArena(Arena):
+    """Bytes that are written are collected in pinned memory and cross the bus together, at the latest with :meth:`flush`.
+
+    :param slack: Bytes beyond the end that may be read, though not used: batches are read in windows of one width.
+    """
+
+    def __init__(self, device: th.device, budget: HeapBudget, slack: int) -> None:
+        super().__init__()
+        self.budget = budget
+        self.generation = 0
+        """Grows when blocks move to other places."""
+        self._slack = slack
+        self._heap = RawBuffer(slack, device)
+        self._staged = th.empty(0, dtype=th.uint8)
+        self._staged_bytes = 0
+        self._runs: list[tuple[int, int, int]] = []
+        """What is staged, as (place in the heap, place in the staged bytes, length)."""
+
+    @property
+    def device(self) -> th.device:
+        return self._heap.device
+
+    @property
+    def heap(self) -> th.Tensor:
+        """All bytes, of which only what lies between tail and head means something."""
+        return self._heap.bytes
+
+    @property
+    def data(self) -> Bytes:
+        """A copy on the host, for which the device must be waited for."""
+        self.flush()
+        copy: Bytes = self.heap.cpu().numpy()
+        return copy
+
+    @property
+    def size(self) -> int:
+        """Memory taken, without the slack."""
+        return len(self._heap) - self._slack
+
+    def write(self, start: int, data: Bytes) -> None:
+        size = len(data)
+        if self.device.type != "cuda":
+            copy_into(self.heap[start : start + size], data)
+            return
+        if self._staged_bytes + size > len(self._staged):
+            self.flush()
+            self._staged = th.empty(max(_STAGED_BYTES, size), dtype=th.uint8, pin_memory=True)
+        at = self._staged_bytes
+        self._staged.numpy()[at : at + size] = data
+        self._staged_bytes += size
+        if self._runs and self._runs[-1][0] + self._runs[-1][2] == start:
+            place, source, length = self._runs.pop()
+            self._runs.append((place, source, length + size))
+        else:
+            self._runs.append((start, at, size))
+
+    def write_from_device(self, start: int, data: th.Tensor) -> None:
+        """Bytes that are on the device already."""
+        self.heap[start : start + data.numel()].copy_(data, non_blocking=True)
+
+    def flush(self) -> None:
+        """Send what is staged. Whatever is queued on the device after this sees it."""
+        if not self._runs:
+            return
+        for start, at, size in self._runs:
+            self.heap[start : start + size].copy_(self._staged[at : at + size], non_blocking=True)
+        self._runs.clear()
+        self._staged, self._staged_bytes = th.empty(0, dtype=th.uint8), 0
+
+    def grow(self, size: int) -> tuple[int, int]:
+        end = self.limit if self.wrap is None else self.wrap
+        missing = self._missing(size)
+        wanted = max(size + 1, self.limit // 64, _SMALLEST_STEP)
+        step = int(min(wanted, self.size + self.budget.left - end))
+        if step < missing:
+            raise CapacityError(
+                f"The heap is full: {size:,} bytes are needed, {self._available:,} of heap_bytes={self.budget.limit:,} "
+                "are available."
+            )
+        if step < wanted and missing <= 0:
+            return self.limit, 0
+        self.flush()
+        larger = self.size
+        if end + step > larger:
+            larger = int(min(max(end + step, larger * 9 // 8), larger + self.budget.left))
+            self.budget.taken += larger - self.size
+        if self.wrap is None:
+            if larger > self.size:
+                self._heap.resize(larger + self._slack)
+            self.limit += step
+            return self.limit, 0
+        boundary = self.tail
+        upper = (self.tail, self.tail + step, self.wrap - self.tail)
+        if larger > self.size:
+            self._heap.move(larger + self._slack, ((0, 0, self.tail), upper))
+        else:
+            self.heap[upper[1] : upper[1] + upper[2]] = self.heap[upper[0] : upper[0] + upper[2]].clone()
+        self.tail += step
+        self.wrap += step
+        self.limit = max(self.limit, self.wrap)
+        self.generation += 1
+        return boundary, step
+
+    @property
+    def _available(self) -> int:
+        """The longest block that fits now, or would after growing as far as allowed."""
+        if self.wrap is not None:
+            return int(self.tail - self.head - 1 + self.size + self.budget.left - self.wrap)
+        return int(max(self.size + self.budget.left - self.head, self.tail - 1))
+
+    def _missing(self, size: int) -> int:
+        """How many bytes more are needed before ``size`` bytes can be allocated."""
+        if self.wrap is not None:
+            return self.head + size + 1 - self.tail
+        if size < self.tail:
+            return 0
+        return self.head + size - self.limit
+
+    def to(self, device: th.device) -> None:
+        self.flush()
+        self._heap.to(device)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {name: value for name, value in self.__dict__.items() if name not in ("_heap", "_memory", "_staged")}
+        state["_heap"] = self.data[: self.size + self._slack]
+        return {**state, "_staged_bytes": 0, "_runs": []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        stored = state.pop("_heap")
+        self.__dict__.update(state)
+        self._heap = RawBuffer(len(stored), CPU)
+        self._staged = th.empty(0, dtype=th.uint8)
+        self.heap.numpy()[:] = stored

@@ -1,0 +1,259 @@
+"""Frames whose records lie on a torch device.
+
+The host decides: it compares observations, encodes new frames and knows where each record is. The device holds the
+records, and a copy of everything that it takes to rebuild a frame from a slot and an environment: index, reference
+frames and waiting frames. :meth:`DeviceFrameStore.flush` brings that copy up to date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch as th
+
+from sb3_extra_buffers.codecs.base import Bytes, Codec, Indices
+from sb3_extra_buffers.codecs.delta import DeltaCodec
+from sb3_extra_buffers.codecs.references import UseCounts
+from sb3_extra_buffers.codecs.rle import RleCodec
+from sb3_extra_buffers.errors import CapacityError
+from sb3_extra_buffers.gpu_buffers.device_arena import DeviceArena, HeapBudget
+from sb3_extra_buffers.gpu_buffers.kernels.delta_torch import decode_delta_torch
+from sb3_extra_buffers.gpu_buffers.kernels.frames import LENGTH_BITS, DeviceFrames, Hints
+from sb3_extra_buffers.gpu_buffers.kernels.rle_torch import decode_rle_torch
+from sb3_extra_buffers.gpu_buffers.raw_buffer import pack_segments
+from sb3_extra_buffers.gpu_buffers.transfer import copy_into, upload
+from sb3_extra_buffers.storage.frame_store import FrameStore
+from sb3_extra_buffers.storage.stacking import StackLayout
+from sb3_extra_buffers.threads import run_in_slices
+
+_ALL = int(np.iinfo(np.int64).max)
+"""The first frame that is not in a record, where all are."""
+
+
+class _LoggedUseCounts(UseCounts):
+    """Remembers which references are new, and so not on the device yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.new_numbers: list[int] = []
+
+    def new(self) -> int:
+        number = super().new()
+        self.new_numbers.append(number)
+        return number
+
+
+class DeviceFrameStore(FrameStore):
+    """A frame store with its records on ``device``."""
+
+    arena: DeviceArena
+
+    def __init__(
+        self, codec: Codec, n_lanes: int, layout: StackLayout, device: th.device, budget: HeapBudget
+    ) -> None:
+        super().__init__(codec, n_lanes, layout)
+        self.arena = DeviceArena(device, budget, slack=codec.record_bytes)
+        if isinstance(codec, DeltaCodec):
+            codec._uses = _LoggedUseCounts()
+        self._forget_copy()
+
+    @property
+    def device(self) -> th.device:
+        return self.arena.device
+
+    def to(self, device: th.device) -> None:
+        self.arena.to(device)
+        self._forget_copy()
+
+    def append(self, lanes: Indices, observations: npt.NDArray[Any], oldest: Callable[[], Indices]) -> Indices:
+        heads, encoded = self.heads.copy(), self.encoded.copy()
+        try:
+            return super().append(lanes, observations, oldest)
+        except CapacityError:
+            self.roll_back(heads, encoded)
+            raise
+
+    def roll_back(self, heads: Indices, encoded: Indices) -> None:
+        """Forget what was appended since these were the store's ``heads`` and ``encoded``."""
+        group, capacity = self.codec.frames_per_record, self.starts.shape[1]
+        for lane in np.flatnonzero(self.encoded > encoded).tolist():
+            gone = np.arange(encoded[lane] // group, self.encoded[lane] // group) % capacity
+            self.codec.release(self.references[lane, gone].astype(np.int64))
+        self.heads, self.encoded = heads, encoded
+        self.newest.forget()
+        self._copied_records = np.minimum(self._copied_records, encoded // group)
+
+    def gather(self, lanes: Indices, firsts: list[Indices], outs: list[Bytes]) -> None:
+        """For the host, which waits for it. Batches for training are gathered by the observation store."""
+        self.flush()
+        device_lanes = upload(lanes, self.device)
+        for first, out in zip(firsts, outs, strict=True):
+            found = self.decode(device_lanes, upload(first, self.device), self.hints(lanes, [first]))
+            out[:] = found.cpu().numpy().reshape(out.shape)
+
+    def hints(self, lanes: Indices, firsts: list[Indices]) -> Hints:
+        """What is to be known in advance about the frames of observations that begin at ``firsts``."""
+        group, steps = self.codec.frames_per_record, np.arange(self.layout.stack)
+        numbers = (np.stack(firsts)[:, :, None] + steps).reshape(len(firsts), -1)
+        all_lanes = np.repeat(lanes, len(steps))
+        in_record = (numbers >= 0) & (numbers < self.encoded[all_lanes])
+        lengths = self.lengths[all_lanes, numbers // group % self.starts.shape[1]]
+        encoded = in_record & (lengths != self.codec.record_bytes)
+        return Hints(
+            int(lengths[encoded].max(initial=0)),
+            bool((in_record & ~encoded).any()),
+            bool((numbers >= self.encoded[all_lanes]).any()),
+            bool((numbers < 0).any()),
+        )
+
+    def decode(self, lanes: th.Tensor, firsts: th.Tensor, hints: Hints) -> th.Tensor:
+        """The observations that begin at ``firsts``, ``(n, stack, frame_bytes)``, by plain torch operations."""
+        frames, steps = self.copy, th.arange(self.layout.stack, device=self.device)
+        numbers = (firsts[:, None] + steps).reshape(-1)
+        lanes = lanes[:, None].expand(-1, len(steps)).reshape(-1)
+        if isinstance(self.codec, DeltaCodec):
+            decoded = decode_delta_torch(frames, hints, lanes, numbers)
+        elif isinstance(self.codec, RleCodec):
+            sizes = self.codec.runs_type.itemsize, self.codec.element_type.itemsize
+            decoded = decode_rle_torch(frames, hints, lanes, numbers, *sizes)
+        else:
+            raise NotImplementedError(f"Frames of {self.codec.label} are decoded on the host.")
+        return decoded.reshape(-1, self.layout.stack, frames.frame_bytes)
+
+    def decode_on_host(self, lanes: Indices, firsts: list[Indices]) -> list[th.Tensor]:
+        """The same for a codec of the host: its records cross the bus once, and what they hold goes back once."""
+        group, capacity, steps = self.codec.frames_per_record, self.starts.shape[1], np.arange(self.layout.stack)
+        wanted = np.concatenate([first[:, None] + steps for first in firsts], axis=1)
+        all_lanes = np.broadcast_to(lanes[:, None], wanted.shape)
+        in_record = (wanted >= 0) & (wanted < self.encoded[all_lanes])
+        waiting = wanted >= self.encoded[all_lanes]
+        places = all_lanes * capacity + wanted // group % capacity
+        records, rows = np.unique(places[in_record], return_inverse=True)
+        starts, lengths = self.starts.reshape(-1)[records], self.lengths.reshape(-1)[records].astype(np.int64)
+        packed = pack_segments(self.copy.heap, th.from_numpy(starts), th.from_numpy(lengths)).cpu().numpy()
+        packed_starts = np.cumsum(lengths) - lengths
+
+        # The last frame stays zero, for observations that were never written.
+        n_frames = len(records) * group + int(np.count_nonzero(waiting)) + 1
+        found = th.zeros(
+            (n_frames, self.codec.frame.nbytes), dtype=th.uint8, pin_memory=self.device.type == "cuda"
+        )
+        frames = found.numpy()
+        decoded = frames[: len(records) * group].reshape(len(records), self.codec.record_bytes)
+        references = np.zeros(len(records), dtype=np.int64)
+        run_in_slices(
+            lambda low, high: self.codec.decode(
+                packed, packed_starts[low:high], lengths[low:high], references[low:high], decoded[low:high]
+            ),
+            len(records),
+        )
+        frames[len(records) * group : -1] = self.ring[all_lanes[waiting], wanted[waiting] % self.ring.shape[1]]
+        sources = np.full(wanted.shape, n_frames - 1)
+        sources[in_record] = rows * group + wanted[in_record] % group
+        sources[waiting] = np.arange(len(records) * group, n_frames - 1)
+        on_device = found.to(self.device, non_blocking=True)
+        chosen = upload(sources, self.device).reshape(len(lanes), len(firsts), len(steps))
+        return [on_device[chosen[:, i]] for i in range(len(firsts))]
+
+    # The device's copy
+
+    @property
+    def device_bytes(self) -> int:
+        """Memory on the device, whether in use or not."""
+        frames = self.copy
+        return sum(tensor.nbytes for tensor in frames if isinstance(tensor, th.Tensor))
+
+    @property
+    def copy(self) -> DeviceFrames:
+        """What kernels read; as of the last :meth:`flush`."""
+        return self._copy
+
+    def flush(self) -> None:
+        """Bring the device up to date, without waiting for it."""
+        self.arena.flush()
+        self._copy_index()
+        if isinstance(self.codec, DeltaCodec):
+            self._copy_references(self.codec)
+        waiting = bool((self.heads > self.encoded).any())
+        if waiting:
+            copy_into(self._copy.ring, self.ring)
+            copy_into(self._copy.encoded, self.encoded)
+        elif self._copied_waiting:
+            self._copy.encoded.fill_(_ALL)
+        self._copied_waiting = waiting
+        if self._copy.heap is not self.arena.heap:
+            self._copy = self._copy._replace(heap=self.arena.heap)
+
+    def _forget_copy(self) -> None:
+        device, frame_bytes = self.device, self.codec.frame.nbytes
+        n_words = -(-frame_bytes // 4)
+        self._copied_generation = -1
+        self._copied_records = np.zeros(self.n_lanes, dtype=np.int64)
+        self._copied_waiting = False
+        if isinstance(self.codec, DeltaCodec):
+            self.codec._uses.new_numbers = list(range(len(self.codec._frames)))  # type: ignore[attr-defined]
+        self._copy = DeviceFrames(
+            heap=self.arena.heap,
+            records=th.zeros((self.n_lanes, 0, 2), dtype=th.int64, device=device),
+            table=th.zeros((0, n_words), dtype=th.int32, device=device),
+            ring=th.zeros(self.ring.shape, dtype=th.uint8, device=device),
+            encoded=th.full((self.n_lanes,), _ALL, dtype=th.int64, device=device),
+            group=self.codec.frames_per_record,
+            stack=self.layout.stack,
+            frame_bytes=frame_bytes,
+        )
+
+    def _copy_index(self) -> None:
+        capacity = self.starts.shape[1]
+        last = self.encoded // self.codec.frames_per_record
+        if self._copy.records.shape[1] != capacity or self._copied_generation != self.arena.generation:
+            index = np.empty((self.n_lanes, capacity, 2), dtype=np.int64)
+            index[..., 0] = self.starts
+            index[..., 1] = _packed(self.lengths, self.references)
+            self._copy = self._copy._replace(records=upload(index, self.device))
+            self._copied_generation = self.arena.generation
+        else:
+            # Lanes may have been cleared, or may have gone round since the last time.
+            first = np.maximum(self._copied_records, last - capacity)
+            counts = last - first
+            total = int(counts.sum())
+            if total:
+                lanes = np.repeat(np.arange(self.n_lanes), counts)
+                numbers = np.arange(total) + np.repeat(first - (np.cumsum(counts) - counts), counts)
+                slots = numbers % capacity
+                block = np.empty((total, 3), dtype=np.int64)
+                block[:, 0] = lanes * capacity + slots
+                block[:, 1] = self.starts[lanes, slots]
+                block[:, 2] = _packed(self.lengths[lanes, slots], self.references[lanes, slots])
+                rows = upload(block, self.device)
+                self._copy.records.view(-1, 2).index_copy_(0, rows[:, 0], rows[:, 1:])
+        self._copied_records = last
+
+    def _copy_references(self, codec: DeltaCodec) -> None:
+        new: list[int] = codec._uses.new_numbers  # type: ignore[attr-defined]
+        if not new:
+            return
+        table = self._copy.table
+        if len(table) < len(codec._frames):
+            larger = table.new_zeros((max(len(codec._frames), len(table) * 9 // 8), table.shape[1]))
+            larger[: len(table)] = table
+            table = larger
+        numbers = np.unique(np.array(new, dtype=np.int64))
+        rows = upload(codec._frames[numbers].view(np.int32), self.device)
+        table.index_copy_(0, upload(numbers, self.device), rows)
+        self._copy = self._copy._replace(table=table)
+        new.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_copy"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget_copy()
+
+
+def _packed(lengths: npt.NDArray[np.uint32], references: npt.NDArray[np.uint32]) -> Indices:
+    return lengths.astype(np.int64) | references.astype(np.int64) << LENGTH_BITS

@@ -1,0 +1,195 @@
+"""Observations rebuilt from ``delta`` records, a batch in one launch.
+
+A program rebuilds one frame of one sample and writes it wherever it is wanted: an observation and its successor have most
+frames in common. Programs for frames of the successor that are in the observation as well have nothing to do.
+"""
+
+from __future__ import annotations
+
+import torch as th
+import triton
+import triton.language as tl
+
+from sb3_extra_buffers.codecs import delta_format
+from sb3_extra_buffers.gpu_buffers.kernels.batch import FieldBatch, ObservationBatch
+from sb3_extra_buffers.gpu_buffers.kernels.device_functions import (
+    copy_bytes,
+    copy_fields,
+    fill_zero,
+    first_frame,
+    load_word,
+    store_words,
+)
+from sb3_extra_buffers.gpu_buffers.kernels.frames import LENGTH_BITS, DeviceFrames
+
+_KIND_SHIFT = tl.constexpr(delta_format.KIND_SHIFT)
+_COUNT_MASK = tl.constexpr(delta_format.COUNT_MASK)
+_PREVIOUS = tl.constexpr(delta_format.PREVIOUS)
+_ZERO = tl.constexpr(delta_format.ZERO)
+_WHOLE = tl.constexpr(delta_format.WHOLE)
+_LENGTH_BITS = tl.constexpr(LENGTH_BITS)
+
+_WARPS = 4
+
+
+@triton.jit
+def _write_base(
+    kind, table, reference, heap, words_at, out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip  # noqa: N803
+    """What the changes of a frame are applied to."""
+    n_words: tl.constexpr = (FRAME_BYTES + 3) // 4
+    source = table + reference * n_words
+    for begin in tl.static_range(0, n_words, BLOCK):
+        word = begin + tl.arange(0, BLOCK)
+        mask = word < n_words
+        values = tl.load(source + word, mask=mask & (kind != _ZERO), other=0)
+        if kind == _WHOLE:
+            values = load_word(heap, words_at + 4 * word, mask)
+        store_words(out_0, base_0, word, values, mask & to_0, FRAME_BYTES)
+        store_words(out_1, base_1, word, values, mask & to_1, FRAME_BYTES)
+
+
+@triton.jit
+def _write_changes(
+    heap, words_at, skips_at, count, out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES: tl.constexpr, CHANGES: tl.constexpr
+):  # fmt: skip  # noqa: N803
+    n_words: tl.constexpr = (FRAME_BYTES + 3) // 4
+    done = 0
+    for begin in range(0, count, CHANGES):
+        change = begin + tl.arange(0, CHANGES)
+        mask = change < count
+        skip = tl.load(heap + skips_at + change, mask=mask, other=0).to(tl.int32)
+        step = tl.where(mask, skip + 1, 0)
+        place = done + tl.cumsum(step, 0) - 1
+        value = load_word(heap, words_at + 4 * change, mask)
+        mask &= place < n_words
+        store_words(out_0, base_0, place, value, mask & to_0, FRAME_BYTES)
+        store_words(out_1, base_1, place, value, mask & to_1, FRAME_BYTES)
+        done += tl.sum(step, 0)
+
+
+@triton.jit
+def _gather_delta(
+    places,
+    ends_0,
+    ends_1,
+    records,
+    heap,
+    table,
+    ring,
+    encoded,
+    out_0,
+    out_1,
+    fields,
+    actions,
+    rewards,
+    dones,
+    n,
+    n_envs,
+    capacity,
+    ring_frames,
+    STACK: tl.constexpr,  # noqa: N803
+    PAIR: tl.constexpr,  # noqa: N803
+    GROUP: tl.constexpr,  # noqa: N803
+    FRAME_BYTES: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+    CHANGES: tl.constexpr,  # noqa: N803
+    ROW_WORDS: tl.constexpr,  # noqa: N803
+    ACTION_WORDS: tl.constexpr,  # noqa: N803
+    ACTION_BLOCK: tl.constexpr,  # noqa: N803
+    ACTIONS_AT: tl.constexpr,  # noqa: N803
+    REWARDS_AT: tl.constexpr,  # noqa: N803
+    DONES_AT: tl.constexpr,  # noqa: N803
+    TIMEOUTS_AT: tl.constexpr,  # noqa: N803
+):
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(1)
+    slot = tl.load(places + row)
+    lane = tl.load(places + (1 + PAIR) * n + row)
+    first_0 = first_frame(ends_0, slot, n_envs, lane, STACK)
+    first_1 = first_0
+    if PAIR:
+        first_1 = first_frame(ends_1, tl.load(places + n + row), n_envs, lane, STACK)
+    number = first_0 + place
+    if place >= STACK:
+        number = first_1 + place - STACK
+    at_0, at_1 = number - first_0, number - first_1
+    to_0 = (at_0 >= 0) & (at_0 < STACK)
+    to_1 = (at_1 >= 0) & (at_1 < STACK) & PAIR
+    if (place >= STACK) & to_0:
+        return
+    if ACTION_WORDS > 0:
+        if place == 0:
+            copy_fields(
+                fields, slot, lane, row, actions, rewards, dones,
+                ROW_WORDS, ACTION_WORDS, ACTION_BLOCK, ACTIONS_AT, REWARDS_AT, DONES_AT, TIMEOUTS_AT,
+            )  # fmt: skip
+    base_0, base_1 = (row * STACK + at_0) * FRAME_BYTES, (row * STACK + at_1) * FRAME_BYTES
+    if number < 0:
+        fill_zero(out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES, BLOCK)
+        return
+    if GROUP > 1:
+        if number >= tl.load(encoded + lane):
+            waiting = (lane * ring_frames + number % ring_frames) * FRAME_BYTES
+            copy_bytes(ring, waiting, out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES, BLOCK)
+            return
+    entry = records + 2 * (lane * capacity + (number // GROUP) % capacity)
+    start = tl.load(entry)
+    packed = tl.load(entry + 1)
+    reference = packed >> _LENGTH_BITS
+    position = number % GROUP
+    if (packed & 0xFFFFFFFF) == GROUP * FRAME_BYTES:
+        copy_bytes(
+            heap, start + position * FRAME_BYTES, out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES, BLOCK
+        )  # fmt: skip
+        return
+    n_words: tl.constexpr = (FRAME_BYTES + 3) // 4
+    words_at = start + 4 * GROUP
+    skips_at = words_at
+    for link in tl.static_range(GROUP):
+        header = load_word(heap, start + 4 * link, True)
+        whole = ((header >> _KIND_SHIFT) & 3) == _WHOLE
+        skips_at += 4 * tl.where(whole, n_words, header & _COUNT_MASK)
+    for link in range(0, position + 1):
+        header = load_word(heap, start + 4 * link, True)
+        kind = (header >> _KIND_SHIFT) & 3
+        count = tl.where(kind == _WHOLE, 0, header & _COUNT_MASK)
+        if (link == 0) | (kind != _PREVIOUS):
+            _write_base(
+                kind, table, reference, heap, words_at, out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES, BLOCK
+            )  # fmt: skip
+        # Changes overwrite what other threads of the program have just written.
+        tl.debug_barrier()
+        _write_changes(
+            heap, words_at, skips_at, count, out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES, CHANGES
+        )  # fmt: skip
+        tl.debug_barrier()
+        words_at += 4 * tl.where(kind == _WHOLE, n_words, count)
+        skips_at += count
+
+
+def gather_delta(frames: DeviceFrames, batch: ObservationBatch) -> None:
+    """Fill the outputs of ``batch`` with observations, and with the fields that belong to them."""
+    places, ends, outs, fields = batch
+    n, pair = places.shape[1], len(outs) > 1
+    n_words = -(-frames.frame_bytes // 4)
+    _gather_delta[(n, frames.stack * len(outs))](
+        places, ends[0], ends[-1], frames.records, frames.heap, frames.table, frames.ring, frames.encoded,
+        outs[0], outs[-1], *field_arguments(fields, outs[0]),
+        n, ends[0].shape[1], frames.records.shape[1], frames.ring.shape[1],
+        frames.stack, pair, frames.group, frames.frame_bytes,
+        min(triton.next_power_of_2(n_words), 2048), 256,
+        *field_constants(fields), num_warps=_WARPS,
+    )  # fmt: skip
+
+
+def field_arguments(fields: FieldBatch | None, anything: th.Tensor) -> tuple[th.Tensor, ...]:
+    """The tensors of :func:`copy_fields`; without fields, something to take their place."""
+    return (anything,) * 4 if fields is None else fields[:4]
+
+
+def field_constants(fields: FieldBatch | None) -> tuple[int, ...]:
+    if fields is None:
+        return (0,) * 7
+    row_words, action_words, *offsets = fields[4:]
+    return (row_words, action_words, triton.next_power_of_2(action_words), *offsets)

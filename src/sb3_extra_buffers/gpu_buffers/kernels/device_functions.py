@@ -1,0 +1,82 @@
+"""What the Triton kernels share. Import only where Triton is installed."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_word(source, at, mask):
+    """Four bytes of ``source`` from ``at`` on, which need not be aligned, as ``int32``."""
+    word = tl.load(source + at, mask=mask, other=0).to(tl.int32)
+    word |= tl.load(source + at + 1, mask=mask, other=0).to(tl.int32) << 8
+    word |= tl.load(source + at + 2, mask=mask, other=0).to(tl.int32) << 16
+    word |= tl.load(source + at + 3, mask=mask, other=0).to(tl.int32) << 24
+    return word
+
+
+@triton.jit
+def store_words(out, base, words, values, mask, FRAME_BYTES: tl.constexpr):  # noqa: N803
+    """Write ``values`` as the words ``words`` of the frame at byte ``base`` of ``out``."""
+    if FRAME_BYTES % 4 == 0:
+        target = (out + base).to(tl.pointer_type(tl.int32))
+        tl.store(target + words, values, mask=mask)
+    else:
+        for i in tl.static_range(4):
+            byte = 4 * words + i
+            tl.store(out + base + byte, (values >> (8 * i)).to(tl.uint8), mask=mask & (byte < FRAME_BYTES))
+
+
+@triton.jit
+def copy_bytes(source, at, out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
+    """Copy a frame that lies at any byte of ``source``."""
+    for begin in range(0, FRAME_BYTES, BLOCK):
+        byte = begin + tl.arange(0, BLOCK)
+        values = tl.load(source + at + byte, mask=byte < FRAME_BYTES, other=0)
+        tl.store(out_0 + base_0 + byte, values, mask=(byte < FRAME_BYTES) & to_0)
+        tl.store(out_1 + base_1 + byte, values, mask=(byte < FRAME_BYTES) & to_1)
+
+
+@triton.jit
+def fill_zero(out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
+    for begin in range(0, FRAME_BYTES, BLOCK):
+        byte = begin + tl.arange(0, BLOCK)
+        zero = tl.zeros((BLOCK,), dtype=tl.uint8)
+        tl.store(out_0 + base_0 + byte, zero, mask=(byte < FRAME_BYTES) & to_0)
+        tl.store(out_1 + base_1 + byte, zero, mask=(byte < FRAME_BYTES) & to_1)
+
+
+@triton.jit
+def first_frame(ends, slot, n_envs, lane, STACK: tl.constexpr):  # noqa: N803
+    """The number of the first frame of an observation; negative where there is none."""
+    end = tl.load(ends + slot * n_envs + lane).to(tl.int64) & 0xFFFFFFFF
+    return end - STACK
+
+
+@triton.jit
+def copy_fields(
+    fields,
+    slot,
+    lane,
+    row,
+    actions,
+    rewards,
+    dones,
+    ROW_WORDS: tl.constexpr,  # noqa: N803
+    ACTION_WORDS: tl.constexpr,  # noqa: N803
+    ACTION_BLOCK: tl.constexpr,  # noqa: N803
+    ACTIONS_AT: tl.constexpr,  # noqa: N803
+    REWARDS_AT: tl.constexpr,  # noqa: N803
+    DONES_AT: tl.constexpr,  # noqa: N803
+    TIMEOUTS_AT: tl.constexpr,  # noqa: N803
+):
+    """Actions, rewards and dones of one transition. Offsets are in words."""
+    source = fields + slot * ROW_WORDS
+    word = tl.arange(0, ACTION_BLOCK)
+    values = tl.load(source + ACTIONS_AT + lane * ACTION_WORDS + word, mask=word < ACTION_WORDS, other=0)
+    tl.store(actions + row * ACTION_WORDS + word, values, mask=word < ACTION_WORDS)
+    tl.store(rewards + row, tl.load(source + REWARDS_AT + lane))
+    done = tl.load(source + DONES_AT + lane).to(tl.float32, bitcast=True)
+    timeout = tl.load(source + TIMEOUTS_AT + lane).to(tl.float32, bitcast=True)
+    tl.store(dones + row, (done * (1 - timeout)).to(tl.int32, bitcast=True))

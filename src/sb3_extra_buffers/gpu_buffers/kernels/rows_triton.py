@@ -1,0 +1,68 @@
+"""Observations that are stored as they are, a batch in one launch."""
+
+from __future__ import annotations
+
+import torch as th
+import triton
+import triton.language as tl
+
+from sb3_extra_buffers.gpu_buffers.kernels.batch import FieldBatch
+from sb3_extra_buffers.gpu_buffers.kernels.delta_triton import field_arguments, field_constants
+from sb3_extra_buffers.gpu_buffers.kernels.device_functions import copy_fields
+
+
+@triton.jit
+def _gather_rows(
+    places,
+    values_0,
+    values_1,
+    out_0,
+    out_1,
+    fields,
+    actions,
+    rewards,
+    dones,
+    n,
+    n_envs,
+    PAIR: tl.constexpr,  # noqa: N803
+    SIZE: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+    ROW_WORDS: tl.constexpr,  # noqa: N803
+    ACTION_WORDS: tl.constexpr,  # noqa: N803
+    ACTION_BLOCK: tl.constexpr,  # noqa: N803
+    ACTIONS_AT: tl.constexpr,  # noqa: N803
+    REWARDS_AT: tl.constexpr,  # noqa: N803
+    DONES_AT: tl.constexpr,  # noqa: N803
+    TIMEOUTS_AT: tl.constexpr,  # noqa: N803
+):
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    slot = tl.load(places + row)
+    lane = tl.load(places + (1 + PAIR) * n + row)
+    at = part * BLOCK + tl.arange(0, BLOCK)
+    found = tl.load(values_0 + (slot * n_envs + lane) * SIZE + at, mask=at < SIZE)
+    tl.store(out_0 + row * SIZE + at, found, mask=at < SIZE)
+    if PAIR:
+        slot_1 = tl.load(places + n + row)
+        found = tl.load(values_1 + (slot_1 * n_envs + lane) * SIZE + at, mask=at < SIZE)
+        tl.store(out_1 + row * SIZE + at, found, mask=at < SIZE)
+    if ACTION_WORDS > 0:
+        if part == 0:
+            copy_fields(
+                fields, slot, lane, row, actions, rewards, dones,
+                ROW_WORDS, ACTION_WORDS, ACTION_BLOCK, ACTIONS_AT, REWARDS_AT, DONES_AT, TIMEOUTS_AT,
+            )  # fmt: skip
+
+
+def gather_rows(
+    places: th.Tensor, values: list[th.Tensor], outs: list[th.Tensor], fields: FieldBatch | None
+) -> None:
+    """Copy the rows at ``places`` of ``values``, (slots, environments, bytes), to ``outs``, (n, bytes)."""
+    if values[0].shape[2] % 4 == 0:
+        values, outs = [value.view(th.int32) for value in values], [out.view(th.int32) for out in outs]
+    n, size = places.shape[1], values[0].shape[2]
+    block = min(triton.next_power_of_2(size), 1024)
+    _gather_rows[(n, -(-size // block))](
+        places, values[0], values[-1], outs[0], outs[-1], *field_arguments(fields, outs[0]),
+        n, values[0].shape[1], len(outs) > 1, size, block, *field_constants(fields), num_warps=4,
+    )  # fmt: skip

@@ -1,0 +1,287 @@
+"""Observations by place, with what they are made of on a torch device.
+
+:class:`PackedObservationStore` is the store of :mod:`sb3_extra_buffers.storage.observation_store` with its frames on
+the device; :class:`DenseObservationStore` keeps observations as they are, in one tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch as th
+
+from sb3_extra_buffers.codecs.base import Codec, Indices
+from sb3_extra_buffers.codecs.none import NoneCodec
+from sb3_extra_buffers.codecs.zstd import ZstdCodec
+from sb3_extra_buffers.errors import CapacityError
+from sb3_extra_buffers.gpu_buffers.device_arena import HeapBudget
+from sb3_extra_buffers.gpu_buffers.device_frame_store import DeviceFrameStore
+from sb3_extra_buffers.gpu_buffers.fields import Changes
+from sb3_extra_buffers.gpu_buffers.transfer import copy_into, staged, torch_dtype, upload
+from sb3_extra_buffers.storage.config import CodecRecipe
+from sb3_extra_buffers.storage.frame_store import FrameStore
+from sb3_extra_buffers.storage.observation_store import ObservationStore
+from sb3_extra_buffers.storage.stacking import StackLayout
+
+_REVIEW_STEPS = 2048
+
+
+class Places:
+    """Where the observations of a batch are, known to both sides.
+
+    :param slots: For each column to be read, the slots.
+    """
+
+    def __init__(self, slots: list[Indices], envs: Indices, device: th.device) -> None:
+        self.slots = slots
+        self.envs = envs
+        host = np.empty((len(slots) + 1, len(envs)), dtype=np.int64)
+        for row, some in enumerate(slots):
+            host[row] = some
+        host[-1] = envs
+        self.tensor = upload(host, device)
+        """``int64``, the slots of each column and then the environments."""
+
+    def __len__(self) -> int:
+        return len(self.envs)
+
+
+class DeviceStore(ObservationStore):
+    """What the stores of this module have in common. Observations leave them as tensors on ``device``."""
+
+    def __init__(self, *args: Any, device: th.device, budget: HeapBudget, **kwargs: Any) -> None:
+        self.device = device
+        self.budget = budget
+        super().__init__(*args, **kwargs)
+
+    def to(self, device: th.device) -> None:
+        """Move everything to another device."""
+        raise NotImplementedError
+
+    def append(self, columns: list[npt.NDArray[Any]]) -> list[Indices]:
+        """Take in the observations of a step, one array for each column, but do not assign them to a slot yet."""
+        raise NotImplementedError
+
+    def commit(self, slots: list[tuple[int, int]], appended: list[Indices]) -> None:
+        """Assign appended observations to their places, given as column and slot."""
+        raise NotImplementedError
+
+    def roll_back(self) -> None:
+        """Forget what was appended and not committed."""
+        raise NotImplementedError
+
+    def read_tensors(self, columns: list[int], places: Places) -> list[th.Tensor]:
+        """The observations of each column at ``places``."""
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """Bring the device up to date, without waiting for it."""
+        raise NotImplementedError
+
+    @property
+    def device_bytes(self) -> int:
+        raise NotImplementedError
+
+    def _as_output(self, stored: th.Tensor) -> th.Tensor:
+        """Stored values as a user wants them."""
+        if self.stored_dtype != self.output_dtype:
+            stored = stored.to(torch_dtype(self.dtype)).to(torch_dtype(self.output_dtype))
+        return stored if self.divisor == 1.0 else stored / self.divisor
+
+
+class PackedObservationStore(DeviceStore):
+    """Compressed observations. Until the first few dozen steps have shown how to store them, they wait on the host."""
+
+    frames: FrameStore
+
+    def __init__(self, n_slots: int, *args: Any, **kwargs: Any) -> None:
+        self._changes = Changes(n_slots)
+        super().__init__(n_slots, *args, **kwargs)
+        self._before: tuple[Indices, Indices] | None = None
+        self._copy_ends()
+
+    @property
+    def device_frames(self) -> DeviceFrameStore | None:
+        return self.frames if isinstance(self.frames, DeviceFrameStore) else None
+
+    def to(self, device: th.device) -> None:
+        self.device = device
+        if self.device_frames is not None:
+            self.device_frames.to(device)
+        self._copy_ends()
+
+    def append(self, columns: list[npt.NDArray[Any]]) -> list[Indices]:
+        self._before = self.frames.heads.copy(), self.frames.encoded.copy()
+        return [self.frames.append(self._all_lanes, observations, self._oldest) for observations in columns]
+
+    def commit(self, slots: list[tuple[int, int]], appended: list[Indices]) -> None:
+        self._before = None
+        for (column, slot), ends in zip(slots, appended, strict=True):
+            self.ends[column][slot] = ends
+            self._changes.note(slot)
+        self._steps += 1
+        if self._steps == self._decide_at:
+            self.decide()
+        if self._steps % _REVIEW_STEPS == 0:
+            self._review()
+
+    def roll_back(self) -> None:
+        if self._before is not None and self.device_frames is not None:
+            self.device_frames.roll_back(*self._before)
+        self._before = None
+
+    def write(self, column: int, slot: int, observations: npt.NDArray[Any], lanes: Indices | None = None) -> None:
+        super().write(column, slot, observations, lanes)
+        self._changes.note(slot)
+
+    def clear(self) -> None:
+        super().clear()
+        self._changes.note_all()
+
+    def read_tensors(self, columns: list[int], places: Places) -> list[th.Tensor]:
+        frames, layout = self.device_frames, self.layout
+        if frames is None:
+            pairs = list(zip(columns, places.slots, strict=True))
+            return [staged(array, self.device).to(self.device, non_blocking=True) for array in self.read(pairs, places.envs)]
+        host_ends = [self.ends[column][slots, places.envs] for column, slots in zip(columns, places.slots, strict=True)]
+        host_firsts = [ends.astype(np.int64) - layout.stack for ends in host_ends]
+        if isinstance(self.codec, ZstdCodec):
+            found = frames.decode_on_host(places.envs, host_firsts)
+        else:
+            hints = frames.hints(places.envs, host_firsts)
+            envs = places.tensor[-1]
+            ends = [self._ends_copy[column][places.tensor[i], envs] for i, column in enumerate(columns)]
+            firsts = [(end.to(th.int64) & 0xFFFFFFFF) - layout.stack for end in ends]
+            found = [frames.decode(envs, first, hints) for first in firsts]
+        return [self._as_output(self._merge(observations)) for observations in found]
+
+    def flush(self) -> None:
+        if self.device_frames is None:
+            return
+        self.device_frames.flush()
+        for part in self._changes.take():
+            for copy, ends in zip(self._ends_copy, self.ends, strict=True):
+                copy_into(copy[part], ends[part].view(np.int32))
+
+    @property
+    def device_bytes(self) -> int:
+        frames = self.device_frames
+        return self._ends_copy.nbytes + (0 if frames is None else frames.device_bytes)
+
+    def decide(self) -> None:
+        before = self.frames, self.layout, self._recipe, self.ends
+        try:
+            super().decide()
+        except CapacityError:
+            if self.device_frames is not None:
+                self.budget.taken -= self.device_frames.arena.size
+            self.frames, self.layout, self._recipe, self.ends = before
+            self._decide_at = self._steps + 1
+            raise
+
+    def _use(self, layout: StackLayout, recipe: CodecRecipe) -> None:
+        if self._decide_at is not None:
+            super()._use(layout, recipe)
+            return
+        self.layout = layout
+        self._recipe = recipe
+        self.frames = DeviceFrameStore(recipe.build(layout.frame), self.n_envs, layout, self.device, self.budget)
+
+    def _rebuild(self, layout: StackLayout, recipe: CodecRecipe) -> None:
+        if self.device_frames is not None:
+            self.budget.taken -= self.device_frames.arena.size
+        super()._rebuild(layout, recipe)
+        self._changes.note_all()
+
+    def _copy_ends(self) -> None:
+        shape = (len(self.ends), self.n_slots, self.n_envs)
+        self._ends_copy = th.zeros(shape, dtype=th.int32, device=self.device)
+        self._changes.note_all()
+
+    def _merge(self, frames: th.Tensor) -> th.Tensor:
+        """Frames, ``(n, stack, frame_bytes)``, as observations."""
+        n, stack = frames.shape[:2]
+        values = frames.contiguous().view(torch_dtype(self.stored_dtype))
+        if not self.layout.is_contiguous:
+            channels = self.shape[-1] // stack
+            values = values.reshape(n, stack, -1, channels).transpose(1, 2)
+        return values.reshape(n, *self.shape)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_ends_copy", "device")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.to(th.device("cpu"))
+
+
+class DenseObservationStore(DeviceStore):
+    """Observations as they are, in a tensor of all columns, slots and environments."""
+
+    def _start(self) -> None:
+        # Bytes, because torch can do little with some dtypes.
+        n_bytes = math.prod(self.shape) * self.stored_dtype.itemsize
+        shape = (len(self.ends), self.n_slots, self.n_envs, n_bytes)
+        self.values = th.zeros(shape, dtype=th.uint8, device=self.device)
+        self.ends = []
+
+    @property
+    def codec(self) -> Codec:
+        return NoneCodec(StackLayout(self.shape, self.stored_dtype).frame)
+
+    @property
+    def label(self) -> str:
+        return "none"
+
+    def to(self, device: th.device) -> None:
+        self.device = device
+        self.values = self.values.to(device)
+
+    def append(self, columns: list[npt.NDArray[Any]]) -> list[Any]:
+        return columns
+
+    def commit(self, slots: list[tuple[int, int]], appended: list[Any]) -> None:
+        for (column, slot), observations in zip(slots, appended, strict=True):
+            self.write(column, slot, observations)
+
+    def roll_back(self) -> None:
+        pass
+
+    def write(self, column: int, slot: int, observations: Any, lanes: Indices | None = None) -> None:
+        target = self.values[column, slot]
+        if isinstance(observations, th.Tensor):
+            target.copy_(observations.contiguous().view(len(observations), -1).view(th.uint8), non_blocking=True)
+            return
+        rows = np.ascontiguousarray(observations).reshape(len(observations), -1).view(np.uint8)
+        if lanes is None:
+            copy_into(target, rows)
+        else:
+            target[upload(lanes, self.device)] = upload(rows, self.device)
+
+    def read(
+        self, wanted: list[tuple[int, Indices]], envs: Indices, device: th.device | None = None
+    ) -> list[npt.NDArray[Any]]:
+        places = Places([slots for _, slots in wanted], envs, self.device)
+        return [found.cpu().numpy() for found in self.read_tensors([column for column, _ in wanted], places)]
+
+    def read_tensors(self, columns: list[int], places: Places) -> list[th.Tensor]:
+        envs = places.tensor[-1]
+        found = [self.values[column][places.tensor[row], envs] for row, column in enumerate(columns)]
+        dtype = torch_dtype(self.stored_dtype)
+        return [self._as_output(values.view(dtype).view(len(places), *self.shape)) for values in found]
+
+    def clear(self) -> None:
+        self.values.zero_()
+
+    def flush(self) -> None:
+        pass
+
+    @property
+    def device_bytes(self) -> int:
+        return self.values.nbytes
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "values": self.values.cpu(), "device": th.device("cpu")}

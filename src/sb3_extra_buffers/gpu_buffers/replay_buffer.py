@@ -1,0 +1,123 @@
+"""Replay buffers on a torch device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+from stable_baselines3.common.buffers import DictReplayBuffer
+from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
+from stable_baselines3.common.vec_env import VecNormalize
+
+from sb3_extra_buffers.compressed.base import SINGLE
+from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
+from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer
+from sb3_extra_buffers.gpu_buffers.fields import Fields
+from sb3_extra_buffers.gpu_buffers.normalization import normalize_obs, normalize_reward
+from sb3_extra_buffers.gpu_buffers.observation_store import Places
+
+_FIELDS = ("actions", "rewards", "dones", "timeouts")
+
+
+class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
+    """SB3's ``ReplayBuffer`` on a torch device: same arguments, same batches under the same seed.
+
+    Observations are compressed on the host and rebuilt on the device. Actions, rewards, dones and timeouts are there as
+    well, so that sampling sends nothing but the places of the transitions.
+
+    Further arguments: see :class:`~sb3_extra_buffers.gpu_buffers.base.BaseGpuBuffer`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        arrays = {name: getattr(self, name) for name in _FIELDS}
+        shapes = {name: (array.dtype, array.shape[1:]) for name, array in arrays.items()}
+        self._fields = Fields(self.buffer_size, shapes, self._location)
+        self._show_fields()
+
+    def add(
+        self,
+        obs: Any,
+        next_obs: Any,
+        action: npt.NDArray[Any],
+        reward: npt.NDArray[Any],
+        done: npt.NDArray[Any],
+        infos: list[dict[str, Any]],
+    ) -> None:
+        self._settle()
+        pos = self.pos
+        next_place = (0, (pos + 1) % self.buffer_size) if self.optimize_memory_usage else (1, pos)
+        action = action.reshape(self.n_envs, self.action_dim)
+        parts = {key: [self._checked(obs, key), self._checked(next_obs, key)] for key in self._stores}
+        self._append(parts, [(0, pos), next_place])
+        rows = self._fields.rows
+        rows["actions"][pos] = action
+        rows["rewards"][pos] = reward
+        rows["dones"][pos] = done
+        if self.handle_timeout_termination:
+            rows["timeouts"][pos] = [info.get("TimeLimit.truncated", False) for info in infos]
+        self._fields.changes.note(pos)
+        self.pos += 1
+        if self.pos == self.buffer_size:
+            self.full = True
+            self.pos = 0
+
+    def _samples_at(
+        self,
+        batch_inds: npt.NDArray[np.int64],
+        env_indices: npt.NDArray[np.int64],
+        env: VecNormalize | None,
+        last_inds: npt.NDArray[np.int64] | None = None,
+    ) -> Any:
+        self._settle()
+        last_inds = batch_inds if last_inds is None else last_inds
+        following = (last_inds + 1) % self.buffer_size if self.optimize_memory_usage else last_inds
+        columns = [0, 0 if self.optimize_memory_usage else 1]
+        fields = self._fields
+        fields.flush()
+        for store in self._device_stores.values():
+            store.flush()
+        places = Places([batch_inds, following], env_indices, self._location)
+        pairs = {key: store.read_tensors(columns, places) for key, store in self._device_stores.items()}
+        where = (places.tensor[0], places.tensor[-1])
+        actions = fields.tensor("actions")[where]
+        rewards = fields.tensor("rewards")[where][:, None]
+        dones = (fields.tensor("dones")[where] * (1 - fields.tensor("timeouts")[where]))[:, None]
+        obs, next_obs = ({key: pair[which] for key, pair in pairs.items()} for which in (0, 1))
+        is_dict = isinstance(self.observation_space, spaces.Dict)
+        return (DictReplayBufferSamples if is_dict else ReplayBufferSamples)(
+            observations=self._observations(obs, env),
+            actions=self._output(actions),
+            next_observations=self._observations(next_obs, env),
+            dones=self._output(dones),
+            rewards=self._output(normalize_reward(rewards, env)),
+        )
+
+    def _observations(self, found: dict[str, Any], env: VecNormalize | None) -> Any:
+        if isinstance(self.observation_space, spaces.Dict):
+            return {key: self._output(tensor) for key, tensor in normalize_obs(found, env).items()}
+        return self._output(normalize_obs(found[SINGLE], env))
+
+    def _settle(self) -> None:
+        before = self._location
+        super()._settle()
+        if before != self._location:
+            self._fields.to(self._location)
+
+    def _show_fields(self) -> None:
+        for name in _FIELDS:
+            setattr(self, name, self._fields.array(name))
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {name: value for name, value in self.__dict__.items() if name not in _FIELDS}
+        return {**state, "_location": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._show_fields()
+
+
+class GpuDictReplayBuffer(GpuReplayBuffer, DictReplayBuffer):
+    """The same for Dict observation spaces, each key stored on its own."""

@@ -1,0 +1,53 @@
+"""Atari games as SB3 prepares them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import gymnasium as gym
+from stable_baselines3.common.env_util import make_atari_env
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecTransposeImage
+
+from sb3_extra_buffers.codecs.availability import require
+from sb3_extra_buffers.errors import ConfigurationError
+
+
+def make_env(
+    env_id: str,
+    n_envs: int,
+    vec_env_cls: type[DummyVecEnv] | type[SubprocVecEnv] = SubprocVecEnv,
+    framestack: int = 4,
+    seed: int | None = None,
+    **kwargs: Any,
+) -> VecEnv:
+    """Make ``n_envs`` copies of a game, with SB3's Atari wrappers and with channels first. Needs the extra ``atari``.
+
+    :param env_id: Such as ``"PongNoFrameskip-v4"``.
+    :param n_envs: How many. A single one always runs in this process.
+    :param vec_env_cls: What runs them: by default each has a process of its own.
+    :param framestack: How many frames an observation stacks; 1 or less for none.
+    :param seed: Of the first copy; the others count up from it.
+    :param kwargs: Further arguments of :func:`~stable_baselines3.common.env_util.make_atari_env`.
+    """
+    if n_envs < 1:
+        raise ConfigurationError(f"n_envs must be at least 1, not {n_envs}.")
+    require("ale_py", "Atari", "atari")
+    require("cv2", "Atari", "atari")
+    env: VecEnv = make_atari_env(
+        functools.partial(_make_game, env_id),
+        n_envs=n_envs,
+        seed=seed,
+        vec_env_cls=DummyVecEnv if n_envs == 1 else vec_env_cls,
+        **kwargs,
+    )
+    if framestack > 1:
+        env = VecFrameStack(env, n_stack=framestack)
+    return VecTransposeImage(env)
+
+
+def _make_game(env_id: str, **kwargs: Any) -> gym.Env[Any, Any]:
+    # In the process that will run the game: a worker that was not forked from this one knows no Atari games yet.
+    gym.register_envs(require("ale_py", "Atari", "atari"))
+    kwargs.setdefault("render_mode", "rgb_array")
+    return gym.make(env_id, **kwargs)

@@ -1,0 +1,105 @@
+"""How well a model plays, and what buffers make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+from stable_baselines3.common.vec_env import VecEnv
+from tqdm import tqdm
+
+from sb3_extra_buffers.errors import ConfigurationError
+from sb3_extra_buffers.training_utils.collection import AnyBuffer, Player, feeders_for
+
+
+class Evaluation(NamedTuple):
+    """Episode returns, and the seconds spent in ``add`` of each buffer. Prints as a summary."""
+
+    returns: list[float]
+    add_seconds: list[float]
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.returns)) if self.returns else float("nan")
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation."""
+        return float(np.std(self.returns)) if self.returns else float("nan")
+
+    @property
+    def quartiles(self) -> tuple[float, float, float]:
+        if not self.returns:
+            return (float("nan"),) * 3
+        first, median, third = np.percentile(self.returns, [25, 50, 75]).tolist()
+        return first, median, third
+
+    @property
+    def relative_iqr(self) -> float:
+        """The distance of the outer quartiles, as a part of the median."""
+        first, median, third = self.quartiles
+        return (third - first) / abs(median) if median else float("nan")
+
+    def __str__(self) -> str:
+        if not self.returns:
+            lines = ["No episode ended"]
+        else:
+            first, median, third = self.quartiles
+            lines = [
+                f"{len(self.returns)} episodes, mean return {self.mean:.1f} ± {self.spread:.2f}",
+                f"Q1: {first:g} | median: {median:g} | Q3: {third:g} | relative IQR: {self.relative_iqr:.2f} | "
+                f"min: {min(self.returns):g} | max: {max(self.returns):g}",
+            ]
+        if self.add_seconds:
+            lines.append(f"seconds in add: {' | '.join(f'{seconds:.3f}' for seconds in self.add_seconds)}")
+        return "\n".join(lines)
+
+
+def eval_model(
+    n_eps: int,
+    eval_env: VecEnv,
+    model: Any,
+    close_env: bool = True,
+    buffer: AnyBuffer | Iterable[AnyBuffer] | None = None,
+    *,
+    deterministic: bool = True,
+    progress: bool = True,
+) -> Evaluation:
+    """Play ``n_eps`` episodes and return how they went.
+
+    Episodes are shared out evenly among the environments, so that short ones do not count more than long ones. Where
+    the environments have SB3's ``Monitor``, as those of ``make_env`` have, a lost life does not end an episode.
+
+    :param n_eps: How many episodes.
+    :param eval_env: Where to play.
+    :param model: A model of SB3, or anything with its ``predict``.
+    :param close_env: Whether to close the environment in the end.
+    :param buffer: Where to store what happens, as SB3 would: a replay, rollout or record buffer, or several. One for
+        fewer environments than there are gets the first of them. A rollout buffer that is full stays as it is.
+    :param deterministic: Whether the model always takes the action that it thinks best.
+    :param progress: Whether to show a progress bar.
+    """
+    if n_eps < 1:
+        raise ConfigurationError(f"n_eps must be at least 1, not {n_eps}.")
+    n_envs = eval_env.num_envs
+    still_to_play = [(n_eps + i) // n_envs for i in range(n_envs)]
+    returns: list[float] = []
+    try:
+        player = Player(eval_env, model, deterministic)
+        feeders = feeders_for(buffer, player)
+        with tqdm(total=n_eps, unit="episode", disable=not progress) as bar:
+            while len(returns) < n_eps:
+                step = player.step()
+                for feeder in feeders:
+                    feeder.feed(step)
+                for env, episode_return in step.episodes.items():
+                    if still_to_play[env]:
+                        still_to_play[env] -= 1
+                        returns.append(episode_return)
+                        bar.set_postfix(mean=f"{np.mean(returns):.1f}", refresh=False)
+                        bar.update()
+    finally:
+        if close_env:
+            eval_env.close()
+    return Evaluation(returns, [feeder.seconds for feeder in feeders])

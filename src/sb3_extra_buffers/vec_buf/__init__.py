@@ -1,0 +1,7 @@
+"""Several buffers behind one (experimental)."""
+
+from __future__ import annotations
+
+from sb3_extra_buffers.vec_buf.buffers import DummyVecRolloutBuffer
+
+__all__ = ["DummyVecRolloutBuffer"]

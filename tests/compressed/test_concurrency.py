@@ -1,0 +1,32 @@
+"""Threads, forked workers and torch get along with buffers: the right results, no deadlock, no crash.
+
+Each case runs in a process of its own, because a deadlock or a crash must fail one test, not end all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+
+@pytest.mark.parametrize(
+    ("case", "method"),
+    [("threads", "delta"), ("threads", "zstd"), ("threads", "zstd-dict"), ("fork", "delta"), ("training", "auto")],
+)
+def test_right_results_without_deadlock(case: str, method: str) -> None:
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-m", "tests.compressed.concurrency_probe"]
+    finished = subprocess.run(
+        [*command, case, method],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout == "done"

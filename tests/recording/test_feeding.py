@@ -1,0 +1,119 @@
+"""Recording while a model trains or an environment is stepped: each frame with the action that followed it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from stable_baselines3 import DQN, PPO
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from sb3_extra_buffers.errors import ConfigurationError
+from sb3_extra_buffers.recording import (
+    DummyRecordBuffer,
+    FramelessRecordBuffer,
+    RecordBuffer,
+    RecordCallback,
+    RecordEnv,
+)
+
+LENGTH = 7
+
+
+class Clock(gym.Env[np.ndarray, Any]):
+    """Shows how many steps it has been alone, in its observations and its pictures. Rewards are ten times that."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  # as gymnasium declares it
+    observation_space = spaces.Box(0, 255, (1, 8, 9), np.uint8)
+
+    def __init__(self, render_mode: str | None = "rgb_array", action_space: spaces.Space | None = None) -> None:
+        self.render_mode = render_mode
+        self.action_space = action_space or spaces.Discrete(4)
+        self.memory = np.zeros((1, 8, 9), np.uint8)  # always the same, as in some environments
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.memory[:] = 0
+        return self.memory, {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self.memory += 1
+        time = int(self.memory[0, 0, 0])
+        return self.memory, 10.0 * (time - 1), time == LENGTH, False, {"time": time, "action": action}
+
+    def render(self) -> np.ndarray:
+        return np.repeat(self.memory.transpose(1, 2, 0), 3, axis=2)
+
+
+def assert_times(buffer: RecordBuffer, n: int) -> None:
+    expected = np.arange(n) % LENGTH
+    records = buffer.to_numpy()
+    assert records.frames[:, 0, 0, 0].tolist() == expected.tolist()
+    assert records.rewards.tolist() == (10 * expected).tolist()
+
+
+def ppo(env: Any) -> BaseAlgorithm:
+    return PPO("MlpPolicy", env, n_steps=10, batch_size=10, n_epochs=1, policy_kwargs={"net_arch": [4]}, device="cpu")
+
+
+def dqn(env: Any) -> BaseAlgorithm:
+    return DQN("MlpPolicy", env, buffer_size=50, learning_starts=5, policy_kwargs={"net_arch": [4]}, device="cpu")
+
+
+@pytest.mark.parametrize("make_model", [ppo, dqn])
+@pytest.mark.parametrize("source", ["auto", "render", "observation"])
+def test_the_callback_records_one_environment(make_model: Any, source: Any) -> None:
+    model = make_model(DummyVecEnv([Clock, Clock]))
+    recorder = RecordCallback(source=source, env_index=1)
+    model.learn(40, callback=recorder)
+    assert_times(recorder.buffer, 20)
+    assert recorder.buffer.ch_num == (1 if source == "observation" else 3)
+    model.learn(20, callback=recorder, reset_num_timesteps=False)
+    assert_times(recorder.buffer, model.num_timesteps // 2)
+
+
+def test_the_callback_records_actions_and_features() -> None:
+    continuous = spaces.Box(-1, 1, (2,), np.float32)
+    model = ppo(DummyVecEnv([lambda: Clock(action_space=continuous)]))
+    buffer = RecordBuffer((8, 9), 3, 100, [None, None, np.int16, (np.float32, 2)], action_shape=(2,), action_dtype="f4")
+    model.learn(20, callback=RecordCallback(buffer, features=lambda info: (info["time"], info["action"])))
+    assert_times(buffer, 20)
+    assert buffer.features is not None
+    assert buffer.features["0"][:20].tolist() == (1 + np.arange(20) % LENGTH).tolist()
+    np.testing.assert_array_equal(buffer.features["1"], buffer.actions)
+    assert np.abs(buffer.actions).max() <= 1
+
+
+@pytest.mark.parametrize("source", ["auto", "observation"])
+def test_the_wrapper_records_what_is_played(source: Any) -> None:
+    env = RecordEnv(Clock(), source=source, size=10)
+    evaluate_policy(ppo(Clock()), env, n_eval_episodes=2, warn=False)
+    assert env.buffer.max_size == 10
+    assert env.buffer.to_numpy().frames[:, 0, 0, 0].tolist() == (np.arange(2 * LENGTH) % LENGTH)[-10:].tolist()
+
+
+@pytest.mark.parametrize("buffer", [FramelessRecordBuffer((8, 9), size=3), DummyRecordBuffer()])
+def test_the_wrapper_feeds_any_record_buffer(buffer: Any) -> None:
+    env = RecordEnv(Clock(render_mode=None), buffer)
+    env.reset()
+    for _ in range(5):
+        env.step(1)
+    assert env.buffer is buffer
+    assert len(buffer) == (3 if isinstance(buffer, RecordBuffer) else 0)
+
+
+def test_what_cannot_be_recorded_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match="no images"):
+        RecordEnv(gym.make("CartPole-v1")).reset()
+    with pytest.raises(ConfigurationError, match="render_mode"):
+        RecordEnv(Clock(render_mode=None), source="render").reset()
+    with pytest.raises(ConfigurationError, match="'auto', 'render' or 'observation'"):
+        RecordCallback(source="screen")  # type: ignore[arg-type]
+    monkeypatch.setattr(Clock, "render", lambda env: None)
+    with pytest.raises(ConfigurationError, match="instead of an array"):
+        RecordEnv(Clock()).reset()

@@ -1,0 +1,100 @@
+"""The names that users import, and what importing them costs."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+import sb3_extra_buffers.compressed as compressed
+from sb3_extra_buffers import errors
+
+COMPRESSED = {
+    "BaseCompressedBuffer",
+    "CompressedArray",
+    "CompressedDictNStepReplayBuffer",
+    "CompressedDictPrioritizedReplayBuffer",
+    "CompressedDictReplayBuffer",
+    "CompressedDictRolloutBuffer",
+    "CompressedHerReplayBuffer",
+    "CompressedNStepReplayBuffer",
+    "CompressedPrioritizedReplayBuffer",
+    "CompressedReplayBuffer",
+    "CompressedRolloutBuffer",
+    "DummyCls",
+    "HAS_IGZIP",
+    "HAS_LZ4",
+    "HAS_NUMBA",
+    "HAS_ZSTD",
+    "PrioritizedDQN",
+    "PrioritizedReplayBufferSamples",
+    "find_buffer_dtypes",
+    "find_smallest_dtype",
+    "has_igzip",
+    "has_lz4",
+    "has_numba",
+    "has_zstd",
+    "init_jit",
+}
+
+
+def test_the_names_of_compressed() -> None:
+    assert set(compressed.__all__) == COMPRESSED
+    assert all(hasattr(compressed, name) for name in COMPRESSED)
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("compressed.base", ["BaseCompressedBuffer", "DummyCls"]),
+        ("compressed.compressed_array", ["CompressedArray"]),
+        ("compressed.replay_buffer", ["CompressedReplayBuffer", "CompressedDictReplayBuffer"]),
+        ("compressed.rollout_buffer", ["CompressedRolloutBuffer", "CompressedDictRolloutBuffer"]),
+        ("compressed.compression_methods", ["COMPRESSION_METHOD_MAP", "has_numba", "HAS_NUMBA"]),
+        ("compressed.compression_methods.compression_methods_numba", ["init_jit"]),
+    ],
+)
+def test_the_paths_of_the_older_library(module: str, names: list[str]) -> None:
+    imported = importlib.import_module(f"sb3_extra_buffers.{module}")
+    for name in names:
+        assert getattr(imported, name) is getattr(compressed, name, getattr(imported, name))
+
+
+def test_every_error_is_one_of_the_library_and_one_that_users_expect() -> None:
+    classes = [value for value in vars(errors).values() if isinstance(value, type)]
+    assert len(classes) > 5
+    for error in classes:
+        assert issubclass(error, errors.ExtraBuffersError)
+        assert error is errors.ExtraBuffersError or issubclass(error, ValueError | ImportError)
+        assert error.__name__ in (errors.__doc__ or "")
+
+
+def test_importing_brings_no_optional_package() -> None:
+    code = """
+import sys
+import stable_baselines3
+before = set(sys.modules)
+import sb3_extra_buffers.compressed
+import sb3_extra_buffers.compressed.compression_methods.compression_methods_numba
+brought = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(*sorted(brought & {"numba", "llvmlite", "zstandard", "lz4", "isal", "triton"}))
+"""
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert finished.stdout.split() == []
+
+
+def test_importing_says_and_changes_nothing() -> None:
+    code = """
+import logging, warnings
+import stable_baselines3
+warnings.simplefilter("error")
+handlers = list(logging.root.handlers)
+import sb3_extra_buffers.compressed
+assert logging.root.handlers == handlers
+assert not logging.getLogger("sb3_extra_buffers").handlers
+"""
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert finished.stdout == ""
+    assert finished.stderr == ""
