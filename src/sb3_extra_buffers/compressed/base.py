@@ -102,8 +102,6 @@ class BaseCompressedBuffer(BaseBuffer):
         if isinstance(self.observation_space, spaces.Dict):
             parts = dict(self.observation_space.spaces)
         for key, space in parts.items():
-            if space.dtype is None:
-                raise ConfigurationError(f"An observation space of type {type(space).__name__} cannot be stored.")
             is_image = is_image_space(space, check_channels=False, normalized_image=False)
             self._stores[key] = ObservationStore(
                 self.buffer_size,
@@ -141,4 +139,6 @@ def _without_elements(space: spaces.Space[Any]) -> spaces.Space[Any]:
     """A space of the same kind whose observations take no memory."""
     if isinstance(space, spaces.Dict):
         return spaces.Dict({key: _without_elements(part) for key, part in space.spaces.items()})
-    return spaces.Box(0.0, 1.0, shape=(0,), dtype=np.float32)
+    if space.dtype is None or space.shape is None:
+        raise ConfigurationError(f"An observation space of type {type(space).__name__} cannot be stored.")
+    return spaces.Box(0, 1, shape=(0,), dtype=space.dtype)  # type: ignore[arg-type]  # any dtype will do

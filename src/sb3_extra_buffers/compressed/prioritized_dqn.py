@@ -61,13 +61,13 @@ class PrioritizedDQN(DQN):
             self.replay_buffer_class = (
                 CompressedDictPrioritizedReplayBuffer if is_dict else CompressedPrioritizedReplayBuffer
             )
-            if self.n_steps > 1:
-                self.replay_buffer_kwargs = {**self.replay_buffer_kwargs, "n_steps": self.n_steps, "gamma": self.gamma}
         if not hasattr(self.replay_buffer_class, "update_priorities"):
             raise ConfigurationError(
                 f"{self.replay_buffer_class.__name__} has no priorities. Use CompressedPrioritizedReplayBuffer, "
                 "CompressedDictPrioritizedReplayBuffer, or leave out replay_buffer_class."
             )
+        if self.n_steps > 1:
+            self.replay_buffer_kwargs = {"n_steps": self.n_steps, "gamma": self.gamma, **self.replay_buffer_kwargs}
         with warnings.catch_warnings():
             # SB3 thinks that no buffer but its own knows n_steps. The buffer checks that it does.
             warnings.filterwarnings("ignore", message="`n_steps=")

@@ -39,7 +39,12 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
         return super().get(batch_size)
 
     def _create_stores(self) -> None:
+        arrays: Any = self.observations
         super()._create_stores()
+        # SB3 2.7.0 keeps rollouts as float32, later versions in the dtype of the space: its empty arrays tell.
+        for key, store in self._stores.items():
+            if store.output_dtype == store.dtype:
+                store.output_dtype = (arrays[key] if isinstance(arrays, dict) else arrays).dtype
         self.observations = self._column(0)
 
 

@@ -26,7 +26,7 @@ class SumTree:
         lengths = [_padded(size)]
         while lengths[-1] > FAN_OUT:
             lengths.append(_padded(lengths[-1] // FAN_OUT))
-        self._bounds = np.cumsum([0, *lengths])
+        self._bounds = np.cumsum([0, *lengths], dtype=np.int64)
         """Where each level begins in ``_nodes``, the priorities first, the children of the root last."""
         self._nodes: npt.NDArray[np.float64] = np.zeros(self._bounds[-1])
 

@@ -1,1 +1,2 @@
 from sb3_extra_buffers.gpu_buffers.replay_buffer import GpuDictReplayBuffer, GpuReplayBuffer
+from sb3_extra_buffers.gpu_buffers.rollout_buffer import GpuDictRolloutBuffer, GpuRolloutBuffer

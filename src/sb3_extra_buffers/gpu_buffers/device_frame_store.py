@@ -20,6 +20,7 @@ from sb3_extra_buffers.codecs.references import UseCounts
 from sb3_extra_buffers.codecs.rle import RleCodec
 from sb3_extra_buffers.errors import CapacityError
 from sb3_extra_buffers.gpu_buffers.device_arena import DeviceArena, HeapBudget
+from sb3_extra_buffers.gpu_buffers.kernels.batch import ObservationBatch
 from sb3_extra_buffers.gpu_buffers.kernels.delta_torch import decode_delta_torch
 from sb3_extra_buffers.gpu_buffers.kernels.frames import LENGTH_BITS, DeviceFrames, Hints
 from sb3_extra_buffers.gpu_buffers.kernels.rle_torch import decode_rle_torch
@@ -113,15 +114,26 @@ class DeviceFrameStore(FrameStore):
         """The observations that begin at ``firsts``, ``(n, stack, frame_bytes)``, by plain torch operations."""
         frames, steps = self.copy, th.arange(self.layout.stack, device=self.device)
         numbers = (firsts[:, None] + steps).reshape(-1)
-        lanes = lanes[:, None].expand(-1, len(steps)).reshape(-1)
+        all_lanes = lanes[:, None].expand(-1, len(steps)).reshape(-1)
         if isinstance(self.codec, DeltaCodec):
-            decoded = decode_delta_torch(frames, hints, lanes, numbers)
+            decoded = decode_delta_torch(frames, hints, all_lanes, numbers)
         elif isinstance(self.codec, RleCodec):
             sizes = self.codec.runs_type.itemsize, self.codec.element_type.itemsize
-            decoded = decode_rle_torch(frames, hints, lanes, numbers, *sizes)
+            decoded = decode_rle_torch(frames, hints, all_lanes, numbers, *sizes)
         else:
-            raise NotImplementedError(f"Frames of {self.codec.label} are decoded on the host.")
+            return self.decode_on_host(lanes.cpu().numpy(), [firsts.cpu().numpy()])[0]
         return decoded.reshape(-1, self.layout.stack, frames.frame_bytes)
+
+    def launch(self, batch: ObservationBatch) -> None:
+        """Rebuild observations with a kernel that does the whole batch."""
+        if isinstance(self.codec, RleCodec):
+            from sb3_extra_buffers.gpu_buffers.kernels.rle_triton import gather_rle
+
+            gather_rle(self.copy, batch, self.codec.runs_type.itemsize, self.codec.element_type.itemsize)
+        else:
+            from sb3_extra_buffers.gpu_buffers.kernels.delta_triton import gather_delta
+
+            gather_delta(self.copy, batch)
 
     def decode_on_host(self, lanes: Indices, firsts: list[Indices]) -> list[th.Tensor]:
         """The same for a codec of the host: its records cross the bus once, and what they hold goes back once."""

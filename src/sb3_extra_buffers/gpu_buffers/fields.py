@@ -104,9 +104,15 @@ class Fields:
             self._tensors[name] = part.view(torch_dtype(base)).view(len(self.rows), *shape)
         return self._tensors[name]
 
+    def tensor_of_words(self) -> th.Tensor:
+        """All fields on the device, (n_slots, words), as ``int32``."""
+        if "" not in self._tensors:
+            self._tensors[""] = self.copy.view(th.int32)
+        return self._tensors[""]
+
     def offset(self, name: str) -> int:
-        """Where a field begins in a row, in bytes."""
-        return int(self.dtype.fields[name][1])  # type: ignore[index]
+        """Where a field begins in a row, in words of 4 bytes."""
+        return int(self.dtype.fields[name][1]) // 4  # type: ignore[index]
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("copy", "_tensors")}

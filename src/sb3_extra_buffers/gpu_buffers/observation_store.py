@@ -17,10 +17,12 @@ from sb3_extra_buffers.codecs.base import Codec, Indices
 from sb3_extra_buffers.codecs.none import NoneCodec
 from sb3_extra_buffers.codecs.zstd import ZstdCodec
 from sb3_extra_buffers.errors import CapacityError
+from sb3_extra_buffers.gpu_buffers import kernels
 from sb3_extra_buffers.gpu_buffers.device_arena import HeapBudget
 from sb3_extra_buffers.gpu_buffers.device_frame_store import DeviceFrameStore
 from sb3_extra_buffers.gpu_buffers.fields import Changes
-from sb3_extra_buffers.gpu_buffers.transfer import copy_into, staged, torch_dtype, upload
+from sb3_extra_buffers.gpu_buffers.kernels.batch import FieldBatch, ObservationBatch
+from sb3_extra_buffers.gpu_buffers.transfer import copy_into, torch_dtype, upload
 from sb3_extra_buffers.storage.config import CodecRecipe
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.observation_store import ObservationStore
@@ -33,20 +35,21 @@ class Places:
     """Where the observations of a batch are, known to both sides.
 
     :param slots: For each column to be read, the slots.
+    :param more: Numbers that travel along.
     """
 
-    def __init__(self, slots: list[Indices], envs: Indices, device: th.device) -> None:
+    def __init__(self, slots: list[Indices], envs: Indices, device: th.device, more: tuple[Indices, ...] = ()) -> None:
         self.slots = slots
         self.envs = envs
-        host = np.empty((len(slots) + 1, len(envs)), dtype=np.int64)
-        for row, some in enumerate(slots):
-            host[row] = some
-        host[-1] = envs
-        self.tensor = upload(host, device)
-        """``int64``, the slots of each column and then the environments."""
+        self.tensor = upload(np.stack([*slots, envs, *more]), device)
+        """``int64``: the slots of each column, the environments, and what there is more."""
 
     def __len__(self) -> int:
         return len(self.envs)
+
+    @property
+    def env_tensor(self) -> th.Tensor:
+        return self.tensor[len(self.slots)]
 
 
 class DeviceStore(ObservationStore):
@@ -73,8 +76,18 @@ class DeviceStore(ObservationStore):
         """Forget what was appended and not committed."""
         raise NotImplementedError
 
-    def read_tensors(self, columns: list[int], places: Places) -> list[th.Tensor]:
-        """The observations of each column at ``places``."""
+    def read_tensors(
+        self, columns: list[int], places: Places, fields: FieldBatch | None = None
+    ) -> list[th.Tensor]:
+        """The observations of each column at ``places``.
+
+        :param fields: Fields to be gathered in the same launch, where :attr:`gathers_fields` says that this can be done.
+        """
+        raise NotImplementedError
+
+    @property
+    def gathers_fields(self) -> bool:
+        """Whether a Triton kernel gathers observations, which can bring the fields along."""
         raise NotImplementedError
 
     def flush(self) -> None:
@@ -114,8 +127,15 @@ class PackedObservationStore(DeviceStore):
         self._copy_ends()
 
     def append(self, columns: list[npt.NDArray[Any]]) -> list[Indices]:
-        self._before = self.frames.heads.copy(), self.frames.encoded.copy()
-        return [self.frames.append(self._all_lanes, observations, self._oldest) for observations in columns]
+        heads = self.frames.heads.copy()
+        self._before = heads, self.frames.encoded.copy()
+
+        def oldest() -> Indices:
+            """What is appended here is wanted too, though no slot says so yet."""
+            needed: Indices = np.minimum(self._oldest(), heads - self.layout.stack)
+            return needed
+
+        return [self.frames.append(self._all_lanes, observations, oldest) for observations in columns]
 
     def commit(self, slots: list[tuple[int, int]], appended: list[Indices]) -> None:
         self._before = None
@@ -141,35 +161,56 @@ class PackedObservationStore(DeviceStore):
         super().clear()
         self._changes.note_all()
 
-    def read_tensors(self, columns: list[int], places: Places) -> list[th.Tensor]:
-        frames, layout = self.device_frames, self.layout
+    @property
+    def gathers_fields(self) -> bool:
+        on_device = self.device_frames is not None and not isinstance(self.codec, ZstdCodec)
+        return on_device and kernels.uses_triton(self.device)
+
+    def read_tensors(
+        self, columns: list[int], places: Places, fields: FieldBatch | None = None
+    ) -> list[th.Tensor]:
+        frames = self.device_frames
         if frames is None:
             pairs = list(zip(columns, places.slots, strict=True))
-            return [staged(array, self.device).to(self.device, non_blocking=True) for array in self.read(pairs, places.envs)]
-        host_ends = [self.ends[column][slots, places.envs] for column, slots in zip(columns, places.slots, strict=True)]
-        host_firsts = [ends.astype(np.int64) - layout.stack for ends in host_ends]
-        if isinstance(self.codec, ZstdCodec):
-            found = frames.decode_on_host(places.envs, host_firsts)
+            return [upload(array, self.device) for array in self.read(pairs, places.envs)]
+        if self.gathers_fields:
+            found = self._launch(frames, columns, places, fields)
         else:
-            hints = frames.hints(places.envs, host_firsts)
-            envs = places.tensor[-1]
-            ends = [self._ends_copy[column][places.tensor[i], envs] for i, column in enumerate(columns)]
-            firsts = [(end.to(th.int64) & 0xFFFFFFFF) - layout.stack for end in ends]
-            found = [frames.decode(envs, first, hints) for first in firsts]
+            found = self._read_by_torch(frames, columns, places)
         return [self._as_output(self._merge(observations)) for observations in found]
+
+    def _launch(
+        self, frames: DeviceFrameStore, columns: list[int], places: Places, fields: FieldBatch | None
+    ) -> list[th.Tensor]:
+        shape = (len(places), self.layout.stack, self.layout.frame.nbytes)
+        outs = [th.empty(shape, dtype=th.uint8, device=self.device) for _ in columns]
+        frames.launch(ObservationBatch(places.tensor, [self._ends_copies[column] for column in columns], outs, fields))
+        return outs
+
+    def _read_by_torch(self, frames: DeviceFrameStore, columns: list[int], places: Places) -> list[th.Tensor]:
+        stack = self.layout.stack
+        slots = zip(columns, places.slots, strict=True)
+        host_firsts = [self.ends[column][some, places.envs].astype(np.int64) - stack for column, some in slots]
+        if isinstance(self.codec, ZstdCodec):
+            return frames.decode_on_host(places.envs, host_firsts)
+        hints = frames.hints(places.envs, host_firsts)
+        envs = places.env_tensor
+        ends = [self._ends_copies[column][places.tensor[i], envs] for i, column in enumerate(columns)]
+        return [frames.decode(envs, (end.to(th.int64) & 0xFFFFFFFF) - stack, hints) for end in ends]
 
     def flush(self) -> None:
         if self.device_frames is None:
             return
         self.device_frames.flush()
         for part in self._changes.take():
-            for copy, ends in zip(self._ends_copy, self.ends, strict=True):
+            for copy, ends in zip(self._ends_copies, self.ends, strict=True):
                 copy_into(copy[part], ends[part].view(np.int32))
 
     @property
     def device_bytes(self) -> int:
         frames = self.device_frames
-        return self._ends_copy.nbytes + (0 if frames is None else frames.device_bytes)
+        ends_bytes = sum(copy.nbytes for copy in self._ends_copies)
+        return ends_bytes + (0 if frames is None else frames.device_bytes)
 
     def decide(self) -> None:
         before = self.frames, self.layout, self._recipe, self.ends
@@ -197,21 +238,21 @@ class PackedObservationStore(DeviceStore):
         self._changes.note_all()
 
     def _copy_ends(self) -> None:
-        shape = (len(self.ends), self.n_slots, self.n_envs)
-        self._ends_copy = th.zeros(shape, dtype=th.int32, device=self.device)
+        shape = (self.n_slots, self.n_envs)
+        self._ends_copies = [th.zeros(shape, dtype=th.int32, device=self.device) for _ in self.ends]
         self._changes.note_all()
 
     def _merge(self, frames: th.Tensor) -> th.Tensor:
         """Frames, ``(n, stack, frame_bytes)``, as observations."""
         n, stack = frames.shape[:2]
-        values = frames.contiguous().view(torch_dtype(self.stored_dtype))
+        values = frames if self.stored_dtype == np.uint8 else frames.contiguous().view(torch_dtype(self.stored_dtype))
         if not self.layout.is_contiguous:
             channels = self.shape[-1] // stack
             values = values.reshape(n, stack, -1, channels).transpose(1, 2)
         return values.reshape(n, *self.shape)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_ends_copy", "device")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_ends_copies", "device")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -267,9 +308,22 @@ class DenseObservationStore(DeviceStore):
         places = Places([slots for _, slots in wanted], envs, self.device)
         return [found.cpu().numpy() for found in self.read_tensors([column for column, _ in wanted], places)]
 
-    def read_tensors(self, columns: list[int], places: Places) -> list[th.Tensor]:
-        envs = places.tensor[-1]
-        found = [self.values[column][places.tensor[row], envs] for row, column in enumerate(columns)]
+    @property
+    def gathers_fields(self) -> bool:
+        return kernels.uses_triton(self.device)
+
+    def read_tensors(
+        self, columns: list[int], places: Places, fields: FieldBatch | None = None
+    ) -> list[th.Tensor]:
+        if self.gathers_fields:
+            from sb3_extra_buffers.gpu_buffers.kernels.rows_triton import gather_rows
+
+            shape = (len(places), self.values.shape[-1])
+            found = [th.empty(shape, dtype=th.uint8, device=self.device) for _ in columns]
+            gather_rows(places.tensor, [self.values[column] for column in columns], found, fields)
+        else:
+            envs = places.env_tensor
+            found = [self.values[column][places.tensor[row], envs] for row, column in enumerate(columns)]
         dtype = torch_dtype(self.stored_dtype)
         return [self._as_output(values.view(dtype).view(len(places), *self.shape)) for values in found]
 

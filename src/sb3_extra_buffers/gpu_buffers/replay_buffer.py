@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictReplayBuffer
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
@@ -13,8 +14,10 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_extra_buffers.compressed.base import SINGLE
 from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
+from sb3_extra_buffers.gpu_buffers import kernels
 from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer
 from sb3_extra_buffers.gpu_buffers.fields import Fields
+from sb3_extra_buffers.gpu_buffers.kernels.batch import FieldBatch
 from sb3_extra_buffers.gpu_buffers.normalization import normalize_obs, normalize_reward
 from sb3_extra_buffers.gpu_buffers.observation_store import Places
 
@@ -75,16 +78,20 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
         last_inds = batch_inds if last_inds is None else last_inds
         following = (last_inds + 1) % self.buffer_size if self.optimize_memory_usage else last_inds
         columns = [0, 0 if self.optimize_memory_usage else 1]
-        fields = self._fields
-        fields.flush()
+        self._fields.flush()
         for store in self._device_stores.values():
             store.flush()
         places = Places([batch_inds, following], env_indices, self._location)
-        pairs = {key: store.read_tensors(columns, places) for key, store in self._device_stores.items()}
-        where = (places.tensor[0], places.tensor[-1])
-        actions = fields.tensor("actions")[where]
-        rewards = fields.tensor("rewards")[where][:, None]
-        dones = (fields.tensor("dones")[where] * (1 - fields.tensor("timeouts")[where]))[:, None]
+        launch = self._field_batch(len(places))
+        pairs, with_launch = {}, launch
+        for key, store in self._device_stores.items():
+            pairs[key] = store.read_tensors(columns, places, with_launch if store.gathers_fields else None)
+            if store.gathers_fields:
+                with_launch = None
+        if launch is not None and with_launch is None:
+            _, actions, rewards, dones, *_ = launch
+        else:
+            actions, rewards, dones = self._fields_at(places)
         obs, next_obs = ({key: pair[which] for key, pair in pairs.items()} for which in (0, 1))
         is_dict = isinstance(self.observation_space, spaces.Dict)
         return (DictReplayBufferSamples if is_dict else ReplayBufferSamples)(
@@ -94,6 +101,28 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
             dones=self._output(dones),
             rewards=self._output(normalize_reward(rewards, env)),
         )
+
+    def _field_batch(self, n: int) -> FieldBatch | None:
+        """Fields that a kernel will gather, if that can be done."""
+        fields = self._fields
+        actions = fields.tensor("actions")
+        if not kernels.uses_triton(self._location) or actions.dtype.itemsize % 4:
+            return None
+        return FieldBatch(
+            fields.tensor_of_words(),
+            th.empty((n, self.action_dim), dtype=actions.dtype, device=self._location),
+            th.empty((n, 1), dtype=th.float32, device=self._location),
+            th.empty((n, 1), dtype=th.float32, device=self._location),
+            fields.dtype.itemsize // 4,
+            self.action_dim * actions.dtype.itemsize // 4,
+            *(fields.offset(name) for name in _FIELDS),
+        )
+
+    def _fields_at(self, places: Places) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+        """Actions, rewards and dones, by plain torch operations."""
+        fields, where = self._fields, (places.tensor[0], places.env_tensor)
+        dones = fields.tensor("dones")[where] * (1 - fields.tensor("timeouts")[where])
+        return fields.tensor("actions")[where], fields.tensor("rewards")[where][:, None], dones[:, None]
 
     def _observations(self, found: dict[str, Any], env: VecNormalize | None) -> Any:
         if isinstance(self.observation_space, spaces.Dict):

@@ -15,8 +15,10 @@ from sb3_extra_buffers.gpu_buffers.kernels.batch import FieldBatch, ObservationB
 from sb3_extra_buffers.gpu_buffers.kernels.device_functions import (
     copy_bytes,
     copy_fields,
+    every,
     fill_zero,
     first_frame,
+    load_header,
     load_word,
     store_words,
 )
@@ -42,11 +44,11 @@ def _write_base(
     for begin in tl.static_range(0, n_words, BLOCK):
         word = begin + tl.arange(0, BLOCK)
         mask = word < n_words
-        values = tl.load(source + word, mask=mask & (kind != _ZERO), other=0)
+        values = tl.load(source + word, mask=mask & every(kind != _ZERO, BLOCK), other=0)
         if kind == _WHOLE:
             values = load_word(heap, words_at + 4 * word, mask)
-        store_words(out_0, base_0, word, values, mask & to_0, FRAME_BYTES)
-        store_words(out_1, base_1, word, values, mask & to_1, FRAME_BYTES)
+        store_words(out_0, base_0, word, values, mask & every(to_0, BLOCK), FRAME_BYTES)
+        store_words(out_1, base_1, word, values, mask & every(to_1, BLOCK), FRAME_BYTES)
 
 
 @triton.jit
@@ -63,8 +65,8 @@ def _write_changes(
         place = done + tl.cumsum(step, 0) - 1
         value = load_word(heap, words_at + 4 * change, mask)
         mask &= place < n_words
-        store_words(out_0, base_0, place, value, mask & to_0, FRAME_BYTES)
-        store_words(out_1, base_1, place, value, mask & to_1, FRAME_BYTES)
+        store_words(out_0, base_0, place, value, mask & every(to_0, CHANGES), FRAME_BYTES)
+        store_words(out_1, base_1, place, value, mask & every(to_1, CHANGES), FRAME_BYTES)
         done += tl.sum(step, 0)
 
 
@@ -115,7 +117,7 @@ def _gather_delta(
         number = first_1 + place - STACK
     at_0, at_1 = number - first_0, number - first_1
     to_0 = (at_0 >= 0) & (at_0 < STACK)
-    to_1 = (at_1 >= 0) & (at_1 < STACK) & PAIR
+    to_1 = (at_1 >= 0) & (at_1 < STACK * PAIR)
     if (place >= STACK) & to_0:
         return
     if ACTION_WORDS > 0:
@@ -147,11 +149,11 @@ def _gather_delta(
     words_at = start + 4 * GROUP
     skips_at = words_at
     for link in tl.static_range(GROUP):
-        header = load_word(heap, start + 4 * link, True)
+        header = load_header(heap + start + 4 * link)
         whole = ((header >> _KIND_SHIFT) & 3) == _WHOLE
         skips_at += 4 * tl.where(whole, n_words, header & _COUNT_MASK)
     for link in range(0, position + 1):
-        header = load_word(heap, start + 4 * link, True)
+        header = load_header(heap + start + 4 * link)
         kind = (header >> _KIND_SHIFT) & 3
         count = tl.where(kind == _WHOLE, 0, header & _COUNT_MASK)
         if (link == 0) | (kind != _PREVIOUS):
@@ -171,7 +173,7 @@ def _gather_delta(
 def gather_delta(frames: DeviceFrames, batch: ObservationBatch) -> None:
     """Fill the outputs of ``batch`` with observations, and with the fields that belong to them."""
     places, ends, outs, fields = batch
-    n, pair = places.shape[1], len(outs) > 1
+    n, pair = places.shape[1], int(len(outs) > 1)
     n_words = -(-frames.frame_bytes // 4)
     _gather_delta[(n, frames.stack * len(outs))](
         places, ends[0], ends[-1], frames.records, frames.heap, frames.table, frames.ring, frames.encoded,

@@ -7,12 +7,29 @@ import triton.language as tl
 
 
 @triton.jit
+def every(condition, SIZE: tl.constexpr):  # noqa: N803
+    """A condition for all elements of a block."""
+    # Not by broadcasting a truth value, of which Triton's interpreter makes a number that it takes for no mask.
+    return (tl.zeros((SIZE,), dtype=tl.int32) + condition.to(tl.int32)) != 0
+
+
+@triton.jit
 def load_word(source, at, mask):
     """Four bytes of ``source`` from ``at`` on, which need not be aligned, as ``int32``."""
     word = tl.load(source + at, mask=mask, other=0).to(tl.int32)
     word |= tl.load(source + at + 1, mask=mask, other=0).to(tl.int32) << 8
     word |= tl.load(source + at + 2, mask=mask, other=0).to(tl.int32) << 16
     word |= tl.load(source + at + 3, mask=mask, other=0).to(tl.int32) << 24
+    return word
+
+
+@triton.jit
+def load_header(source):
+    """The same for a single word."""
+    word = tl.load(source).to(tl.int32)
+    word |= tl.load(source + 1).to(tl.int32) << 8
+    word |= tl.load(source + 2).to(tl.int32) << 16
+    word |= tl.load(source + 3).to(tl.int32) << 24
     return word
 
 
@@ -34,8 +51,8 @@ def copy_bytes(source, at, out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES
     for begin in range(0, FRAME_BYTES, BLOCK):
         byte = begin + tl.arange(0, BLOCK)
         values = tl.load(source + at + byte, mask=byte < FRAME_BYTES, other=0)
-        tl.store(out_0 + base_0 + byte, values, mask=(byte < FRAME_BYTES) & to_0)
-        tl.store(out_1 + base_1 + byte, values, mask=(byte < FRAME_BYTES) & to_1)
+        tl.store(out_0 + base_0 + byte, values, mask=(byte < FRAME_BYTES) & every(to_0, BLOCK))
+        tl.store(out_1 + base_1 + byte, values, mask=(byte < FRAME_BYTES) & every(to_1, BLOCK))
 
 
 @triton.jit
@@ -43,8 +60,8 @@ def fill_zero(out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES: tl.constexp
     for begin in range(0, FRAME_BYTES, BLOCK):
         byte = begin + tl.arange(0, BLOCK)
         zero = tl.zeros((BLOCK,), dtype=tl.uint8)
-        tl.store(out_0 + base_0 + byte, zero, mask=(byte < FRAME_BYTES) & to_0)
-        tl.store(out_1 + base_1 + byte, zero, mask=(byte < FRAME_BYTES) & to_1)
+        tl.store(out_0 + base_0 + byte, zero, mask=(byte < FRAME_BYTES) & every(to_0, BLOCK))
+        tl.store(out_1 + base_1 + byte, zero, mask=(byte < FRAME_BYTES) & every(to_1, BLOCK))
 
 
 @triton.jit
@@ -73,10 +90,11 @@ def copy_fields(
 ):
     """Actions, rewards and dones of one transition. Offsets are in words."""
     source = fields + slot * ROW_WORDS
+    actions = actions.to(tl.pointer_type(tl.int32))
     word = tl.arange(0, ACTION_BLOCK)
     values = tl.load(source + ACTIONS_AT + lane * ACTION_WORDS + word, mask=word < ACTION_WORDS, other=0)
     tl.store(actions + row * ACTION_WORDS + word, values, mask=word < ACTION_WORDS)
-    tl.store(rewards + row, tl.load(source + REWARDS_AT + lane))
+    tl.store(rewards + row, tl.load(source + REWARDS_AT + lane).to(tl.float32, bitcast=True))
     done = tl.load(source + DONES_AT + lane).to(tl.float32, bitcast=True)
     timeout = tl.load(source + TIMEOUTS_AT + lane).to(tl.float32, bitcast=True)
-    tl.store(dones + row, (done * (1 - timeout)).to(tl.int32, bitcast=True))
+    tl.store(dones + row, done * (1 - timeout))

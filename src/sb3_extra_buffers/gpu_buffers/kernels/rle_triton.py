@@ -11,7 +11,13 @@ import triton.language as tl
 
 from sb3_extra_buffers.gpu_buffers.kernels.batch import ObservationBatch
 from sb3_extra_buffers.gpu_buffers.kernels.delta_triton import field_arguments, field_constants
-from sb3_extra_buffers.gpu_buffers.kernels.device_functions import copy_bytes, copy_fields, fill_zero, first_frame
+from sb3_extra_buffers.gpu_buffers.kernels.device_functions import (
+    copy_bytes,
+    copy_fields,
+    every,
+    fill_zero,
+    first_frame,
+)
 from sb3_extra_buffers.gpu_buffers.kernels.frames import DeviceFrames
 
 _ELEMENTS = {1: tl.uint8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
@@ -71,7 +77,7 @@ def _gather_rle(
         number = first_1 + place - STACK
     at_0, at_1 = number - first_0, number - first_1
     to_0 = (at_0 >= 0) & (at_0 < STACK)
-    to_1 = (at_1 >= 0) & (at_1 < STACK) & PAIR
+    to_1 = (at_1 >= 0) & (at_1 < STACK * PAIR)
     if (place >= STACK) & to_0:
         return
     if ACTION_WORDS > 0:
@@ -119,8 +125,8 @@ def _gather_rle(
         value = _load_integer(heap, values_at + run * ELEMENT_BYTES, mask, ELEMENT_BYTES, ELEMENT)
         seen += tl.sum(mark, 0)
         tl.debug_barrier()
-        tl.store(target_0 + element, value, mask=mask & to_0)
-        tl.store(target_1 + element, value, mask=mask & to_1)
+        tl.store(target_0 + element, value, mask=mask & every(to_0, BLOCK))
+        tl.store(target_1 + element, value, mask=mask & every(to_1, BLOCK))
 
 
 def gather_rle(frames: DeviceFrames, batch: ObservationBatch, run_bytes: int, element_bytes: int) -> None:
@@ -130,7 +136,7 @@ def gather_rle(frames: DeviceFrames, batch: ObservationBatch, run_bytes: int, el
     _gather_rle[(n, frames.stack * len(outs))](
         places, ends[0], ends[-1], frames.records, frames.heap, outs[0], outs[-1], *field_arguments(fields, outs[0]),
         n, ends[0].shape[1], frames.records.shape[1],
-        frames.stack, len(outs) > 1, frames.frame_bytes, run_bytes, element_bytes, _ELEMENTS[element_bytes],
+        frames.stack, int(len(outs) > 1), frames.frame_bytes, run_bytes, element_bytes, _ELEMENTS[element_bytes],
         min(triton.next_power_of_2(frames.frame_bytes), 1024),
         *field_constants(fields), num_warps=_WARPS,
     )  # fmt: skip

@@ -64,5 +64,5 @@ def gather_rows(
     block = min(triton.next_power_of_2(size), 1024)
     _gather_rows[(n, -(-size // block))](
         places, values[0], values[-1], outs[0], outs[-1], *field_arguments(fields, outs[0]),
-        n, values[0].shape[1], len(outs) > 1, size, block, *field_constants(fields), num_warps=4,
+        n, values[0].shape[1], int(len(outs) > 1), size, block, *field_constants(fields), num_warps=4,
     )  # fmt: skip

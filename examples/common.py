@@ -1,0 +1,242 @@
+"""What the examples share: arguments, training with progress and a summary, evaluation, watching, and tables."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import multiprocessing
+import os
+import shlex
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback
+from stable_baselines3.common.vec_env import VecEnv
+from tqdm import tqdm
+
+from sb3_extra_buffers.compressed.base import DummyCls
+from sb3_extra_buffers.recording import RecordBuffer
+from sb3_extra_buffers.training_utils import BufferStatsCallback, eval_model
+from sb3_extra_buffers.training_utils.atari import make_env
+
+WITHOUT_BUFFERS = {"replay_buffer_class": DummyCls, "rollout_buffer_class": DummyCls}
+"""Loads a model that is only to play, without the memory for its training."""
+
+
+def arguments(description: str | None, steps: int | None = None, n_envs: int = 8) -> argparse.ArgumentParser:
+    """A parser with the options that all examples have."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    if steps is not None:
+        parser.add_argument("--steps", type=int, default=steps, help="environment steps, of all environments together")
+    parser.add_argument("--n-envs", type=int, default=n_envs, help="environments to run at once")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="auto", help="where the network is: cpu, cuda, ...")
+    parser.add_argument("--folder", type=Path, default=Path("models"), help="where models are kept")
+    return parser
+
+
+def training_arguments(description: str | None, steps: int, n_envs: int = 8) -> argparse.ArgumentParser:
+    parser = arguments(description, steps, n_envs)
+    parser.add_argument("--compression", default="auto", help="such as auto, none, delta, zstd-dict, zstd-3, rle-jit")
+    parser.add_argument("--framestack", type=int, default=4, help="frames that an observation stacks")
+    parser.add_argument("--eval-every", type=int, default=100_000, help="steps between evaluations; 0 for none")
+    parser.add_argument("--log", type=Path, help="folder for TensorBoard")
+    parser.add_argument("--curve", type=Path, metavar="CSV", help="write the mean return over time to this file")
+    return parser
+
+
+# Training
+
+
+def train(model: BaseAlgorithm, name: str, options: argparse.Namespace, eval_env: VecEnv | None = None) -> None:
+    """Train with a progress bar, save the model, and say how it went and what the buffer took."""
+    callbacks: list[BaseCallback] = [Progress(options.steps), BufferStatsCallback()]
+    if options.curve is not None:
+        callbacks.append(Curve(options.curve))
+    if eval_env is not None and options.eval_every:
+        callbacks.append(
+            EvalCallback(
+                eval_env,
+                n_eval_episodes=10,
+                eval_freq=max(options.eval_every // options.n_envs, 1),
+                best_model_save_path=str(options.folder / f"{name}_best"),
+                verbose=0,
+            )
+        )
+    began = time.perf_counter()
+    model.learn(options.steps, callback=CallbackList(callbacks))
+    seconds = time.perf_counter() - began
+    options.folder.mkdir(parents=True, exist_ok=True)
+    model.save(options.folder / name)
+
+    buffer: Any = getattr(model, "replay_buffer", None) or getattr(model, "rollout_buffer", None)
+    print(f"\n{model.num_timesteps:,} steps in {seconds:.0f} s, {model.num_timesteps / seconds:.0f} steps a second")
+    if model.ep_info_buffer:
+        returns = [episode["r"] for episode in model.ep_info_buffer]
+        print(f"last {len(returns)} episodes: mean return {np.mean(returns):.2f}")
+    if hasattr(buffer, "memory_usage"):
+        print(buffer.memory_usage())
+    print(f"saved as {options.folder / name}.zip")
+
+
+class Progress(BaseCallback):
+    """A bar with steps, their rate, and the mean return of recent episodes."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.bar = tqdm(total=steps, unit="step")
+
+    def _on_step(self) -> bool:
+        self.bar.update(self.training_env.num_envs)
+        return True
+
+    def _on_rollout_end(self) -> None:
+        if self.model.ep_info_buffer:
+            mean = np.mean([episode["r"] for episode in self.model.ep_info_buffer])
+            self.bar.set_postfix(mean_return=f"{mean:.1f}", refresh=False)
+
+    def _on_training_end(self) -> None:
+        self.bar.close()
+
+
+class Curve(BaseCallback):
+    """Writes the mean return of the last 100 episodes to a file, a hundred times or so in a run, with the command."""
+
+    def __init__(self, path: Path, points: int = 200) -> None:
+        super().__init__()
+        self.path = path
+        self.points = points
+        self.returns: deque[float] = deque(maxlen=100)
+
+    def _on_training_start(self) -> None:
+        self.began = time.perf_counter()
+        self.every = max(self.model._total_timesteps // self.points, 1)
+        self.next = self.every
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.file = self.path.open("w", newline="")
+        print(f"# python {shlex.join(sys.argv)}", file=self.file)
+        self.writer = csv.writer(self.file)
+        self.writer.writerow(["steps", "seconds", "episodes", "mean_return"])
+
+    def _on_step(self) -> bool:
+        self.returns.extend(info["episode"]["r"] for info in self.locals["infos"] if "episode" in info)
+        if self.num_timesteps >= self.next:
+            self.next += self.every
+            mean = f"{np.mean(self.returns):.3f}" if self.returns else ""
+            seconds = round(time.perf_counter() - self.began, 1)
+            self.writer.writerow([self.num_timesteps, seconds, len(self.returns), mean])
+            self.file.flush()
+        return True
+
+    def _on_training_end(self) -> None:
+        self.file.close()
+
+
+# Evaluation
+
+
+def load(algorithm: type[BaseAlgorithm], name: str, options: argparse.Namespace) -> BaseAlgorithm:
+    """The best model of a training, or its last, without its buffer."""
+    candidates = [options.folder / f"{name}_best" / "best_model.zip", options.folder / f"{name}.zip"]
+    for path in candidates[1:] if options.last else candidates:
+        if path.exists():
+            print(f"playing with {path}")
+            return algorithm.load(path, device=options.device, custom_objects=WITHOUT_BUFFERS)
+    raise SystemExit(f"There is no model {candidates[-1]} yet: train one with the example_train_* of the same name.")
+
+
+def evaluation_arguments(description: str | None, n_envs: int = 8) -> argparse.ArgumentParser:
+    parser = arguments(description, n_envs=n_envs)
+    parser.add_argument("--episodes", type=int, default=20)
+    parser.add_argument("--last", action="store_true", help="use the last model, even if there was a better one")
+    parser.add_argument("--framestack", type=int, default=4, help="as in training")
+    return parser
+
+
+def evaluate(algorithm: type[BaseAlgorithm], name: str, game: str, options: argparse.Namespace) -> None:
+    model = load(algorithm, name, options)
+    env = make_env(game, options.n_envs, framestack=options.framestack, seed=options.seed)
+    print(eval_model(options.episodes, env, model))
+
+
+def watching_arguments(description: str | None) -> argparse.ArgumentParser:
+    parser = evaluation_arguments(description, n_envs=1)
+    parser.set_defaults(episodes=1)
+    parser.add_argument("--video", type=Path, help="write a video instead of opening a window")
+    return parser
+
+
+def watch(algorithm: type[BaseAlgorithm], name: str, game: str, options: argparse.Namespace) -> None:
+    """Show a window, or write a video where there is no screen."""
+    model = load(algorithm, name, options)
+    video = options.video or (None if has_screen() else Path(f"{name}.mp4"))
+    env = make_env(
+        game,
+        1,
+        framestack=options.framestack,
+        seed=options.seed,
+        env_kwargs={"render_mode": "human" if video is None else "rgb_array"},
+    )
+    record = None if video is None else RecordBuffer(res=(210, 160))
+    print(eval_model(options.episodes, env, model, buffer=record))
+    if record is not None:
+        record.save_video(video, fps=15)  # type: ignore[arg-type]  # there is a path if there is a record
+        print(f"{len(record):,} frames in {video}; they took {record.nbytes / 1e6:.1f} MB, not "
+              f"{len(record) * record.frames[0].nbytes / 1e6:.1f} MB")  # fmt: skip
+
+
+def has_screen() -> bool:
+    return sys.platform in ("win32", "darwin") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+# Measuring
+
+
+def resident_memory() -> int:
+    """Bytes of physical memory that this process holds."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def in_fresh_process(function: Callable[..., Any], *args: Any) -> Any:
+    """Call ``function`` in a process in which nothing has happened yet but imports."""
+    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    context = multiprocessing.get_context(method)
+    if method == "forkserver":
+        context.set_forkserver_preload(["common"])
+    with ProcessPoolExecutor(1, mp_context=context) as executor:
+        return executor.submit(function, *args).result()
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Rows as a table of Markdown, numbers to the right."""
+    lines = [list(headings), *map(list, rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
+
+    def aligned(line: Sequence[str]) -> str:
+        first, *others = [cell.rjust(width) for cell, width in zip(line, widths, strict=True)]
+        return f"| {' | '.join([first.strip().ljust(widths[0]), *others])} |"
+
+    ruler = [("-" * (width + 1) + ":") if i else "-" * (width + 2) for i, width in enumerate(widths)]
+    return "\n".join([aligned(lines[0]), f"|{'|'.join(ruler)}|", *map(aligned, lines[1:])])
+
+
+def readable(size: float) -> str:
+    power = min(int(np.log10(max(size, 1)) // 3), 3)
+    return f"{size / 1000**power:.3g} {('B', 'kB', 'MB', 'GB')[power]}"
+
+
+def observation_bytes(buffer: Any) -> int:
+    """What the observations of a buffer take, added up: with compression, also what is needed to find and decode them."""
+    if hasattr(buffer, "memory_usage"):
+        usage = buffer.memory_usage()
+        return int(usage.total - usage.fields)
+    return sum(getattr(buffer, name).nbytes for name in ("observations", "next_observations") if hasattr(buffer, name))

@@ -1,0 +1,17 @@
+"""Evaluate DQN on Ms. Pac-Man, as example_train_replay.py trained it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import common
+from example_train_replay import GAME, NAME
+from stable_baselines3 import DQN
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    common.evaluate(DQN, NAME, GAME, common.evaluation_arguments(__doc__).parse_args(argv))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,17 @@
+"""Watch PPO play Ms. Pac-Man, as example_train_rollout_mspacman.py trained it: in a window, or as a video without a screen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import common
+from example_train_rollout_mspacman import GAME, NAME
+from stable_baselines3 import PPO
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    common.watch(PPO, NAME, GAME, common.watching_arguments(__doc__).parse_args(argv))
+
+
+if __name__ == "__main__":
+    main()

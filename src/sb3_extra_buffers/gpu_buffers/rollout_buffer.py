@@ -1,0 +1,83 @@
+"""Rollout buffers on a torch device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import DictRolloutBuffer
+from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
+from stable_baselines3.common.vec_env import VecNormalize
+
+from sb3_extra_buffers.compressed.base import SINGLE
+from sb3_extra_buffers.compressed.rollout_buffer import CompressedRolloutBuffer
+from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer
+from sb3_extra_buffers.gpu_buffers.observation_store import Places
+from sb3_extra_buffers.gpu_buffers.transfer import upload
+
+_NUMBERS = ("values", "log_probs", "advantages", "returns")
+
+
+class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
+    """SB3's ``RolloutBuffer`` on a torch device: same arguments, same batches under the same seed.
+
+    A finished rollout crosses the bus once, compressed, however many epochs are trained on it.
+
+    Further arguments: see :class:`~sb3_extra_buffers.gpu_buffers.base.BaseGpuBuffer`.
+    """
+
+    _numbers: tuple[th.Tensor, th.Tensor] | None = None
+    """On the device: actions, and the rows of ``_NUMBERS``. Set while batches are taken from a rollout."""
+
+    def reset(self) -> None:
+        super().reset()
+        self._numbers = None
+
+    def add(self, obs: Any, *args: Any, **kwargs: Any) -> None:
+        self._settle()
+        if isinstance(obs, dict):
+            obs = {key: _on_host(part) for key, part in obs.items()}
+        super().add(_on_host(obs), *args, **kwargs)
+
+    def _get_samples(self, batch_inds: npt.NDArray[np.int64], env: VecNormalize | None = None) -> Any:
+        self._settle()
+        envs, slots = np.divmod(batch_inds, self.buffer_size)
+        for store in self._device_stores.values():
+            store.flush()
+        places = Places([slots], envs, self._location, (batch_inds,))
+        found = {key: store.read_tensors([0], places)[0] for key, store in self._device_stores.items()}
+        actions, numbers = self._numbers or self._send_numbers()
+        chosen = places.tensor[2]
+        is_dict = isinstance(self.observation_space, spaces.Dict)
+        observations = {key: self._output(tensor) for key, tensor in found.items()}
+        return (DictRolloutBufferSamples if is_dict else RolloutBufferSamples)(
+            observations if is_dict else observations[SINGLE],
+            self._output(actions[chosen]),
+            *self._output(numbers[:, chosen]).unbind(0),
+        )
+
+    def _send_numbers(self) -> tuple[th.Tensor, th.Tensor]:
+        numbers = np.stack([getattr(self, name).reshape(-1) for name in _NUMBERS])
+        actions = self.actions.astype(np.float32, copy=False)
+        self._numbers = upload(actions, self._location), upload(numbers, self._location)
+        return self._numbers
+
+    def _settle(self) -> None:
+        before = self._location
+        super()._settle()
+        if before != self._location:
+            self._numbers = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_numbers": None, "_location": None}
+
+
+class GpuDictRolloutBuffer(GpuRolloutBuffer, DictRolloutBuffer):
+    """The same for Dict observation spaces, each key stored on its own."""
+
+
+def _on_host(observations: Any) -> Any:
+    return observations.cpu().numpy() if isinstance(observations, th.Tensor) else observations
