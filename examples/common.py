@@ -28,6 +28,7 @@ from sb3_extra_buffers.training_utils.atari import make_env
 
 WITHOUT_BUFFERS = {"replay_buffer_class": DummyCls, "rollout_buffer_class": DummyCls}
 """Loads a model that is only to play, without the memory for its training."""
+UNITS = ("B", "kB", "MB", "GB")
 
 
 def arguments(description: str | None, steps: int | None = None, n_envs: int = 8) -> argparse.ArgumentParser:
@@ -64,7 +65,7 @@ def train(model: BaseAlgorithm, name: str, options: argparse.Namespace, eval_env
         callbacks.append(
             EvalCallback(
                 eval_env,
-                n_eval_episodes=10,
+                n_eval_episodes=5,
                 eval_freq=max(options.eval_every // options.n_envs, 1),
                 best_model_save_path=str(options.folder / f"{name}_best"),
                 verbose=0,
@@ -231,11 +232,12 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def readable(size: float) -> str:
     power = min(int(np.log10(max(size, 1)) // 3), 3)
-    return f"{size / 1000**power:.3g} {('B', 'kB', 'MB', 'GB')[power]}"
+    value = size / 1000**power
+    return f"{value:.0f} {UNITS[power]}" if value >= 100 else f"{value:.3g} {UNITS[power]}"
 
 
 def observation_bytes(buffer: Any) -> int:
-    """What the observations of a buffer take, added up: with compression, also what is needed to find and decode them."""
+    """What the observations of a buffer take, added up: where they are compressed, with all that decoding needs."""
     if hasattr(buffer, "memory_usage"):
         usage = buffer.memory_usage()
         return int(usage.total - usage.fields)

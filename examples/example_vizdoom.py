@@ -17,6 +17,7 @@ import numpy as np
 import torch as th
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import RolloutBuffer
+from tqdm import tqdm
 
 from sb3_extra_buffers.compressed import CompressedRolloutBuffer
 from sb3_extra_buffers.recording import RecordBuffer
@@ -52,27 +53,28 @@ def main(argv: Sequence[str] | None = None) -> None:
 def compare(scenario: str, n: int, methods: list[str], seed: int) -> str:
     kinds = [("RGB", "rgb", None), ("masks", "mask", None), *((f"masks, {m}", "mask", m) for m in methods)]
     measured = [
-        (label, common.in_fresh_process(store, scenario, view, method, n, seed)) for label, view, method in kinds
+        (label, common.in_fresh_process(store, scenario, view, method, n, seed))
+        for label, view, method in tqdm(kinds, unit="buffer")
     ]
     whole = measured[0][1][0]
     return common.table(
-        ["Stored as", "Payload", "Memory", "of RGB", "47,000 would take", "published"],
+        ["Stored as", "Observations", "Memory", "of RGB", "47,000 would take", "published"],
         [
             [
                 label,
-                common.readable(payload),
+                common.readable(size),
                 common.readable(memory),
-                f"{100 * payload / whole:.2f}%",
-                common.readable(payload * PUBLISHED_OBSERVATIONS / n),
+                f"{100 * size / whole:.2f}%",
+                common.readable(size * PUBLISHED_OBSERVATIONS / n),
                 PUBLISHED.get(label, "150 MB"),
             ]
-            for label, (payload, memory) in measured
+            for label, (size, memory) in measured
         ],
     )
 
 
 def store(scenario: str, view: Any, method: str | None, n: int, seed: int) -> tuple[int, int]:
-    """The payload of a rollout of ``n`` observations, and by how much it made this process grow."""
+    """What a rollout of ``n`` observations takes, and by how much it made this process grow."""
     env = make_env(scenario, 1, view=view, resolution=(240, 320), seed=seed)
     fill(make_buffer(env, method, min(n, 50)), env, seed)  # loads and compiles what it needs
     before = common.resident_memory()
@@ -80,7 +82,7 @@ def store(scenario: str, view: Any, method: str | None, n: int, seed: int) -> tu
     fill(buffer, env, seed)
     grown = common.resident_memory() - before
     env.close()
-    return buffer.observations.nbytes if method is None else buffer.memory_usage().payload, grown
+    return common.observation_bytes(buffer), grown
 
 
 def make_buffer(env: Any, method: str | None, n: int) -> Any:

@@ -1,4 +1,4 @@
-"""Watch DQN play Ms. Pac-Man, as example_train_replay.py trained it: in a window, or as a video without a screen."""
+"""Watch DQN play Ms. Pac-Man, as example_train_replay.py trained it; without a screen, a video is written."""
 
 from __future__ import annotations
 

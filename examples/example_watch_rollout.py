@@ -1,4 +1,4 @@
-"""Watch PPO play Pong, as example_train_rollout.py trained it: in a window, or as a video without a screen."""
+"""Watch PPO play Pong, as example_train_rollout.py trained it; without a screen, a video is written."""
 
 from __future__ import annotations
 

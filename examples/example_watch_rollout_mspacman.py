@@ -1,4 +1,4 @@
-"""Watch PPO play Ms. Pac-Man, as example_train_rollout_mspacman.py trained it: in a window, or as a video without a screen."""
+"""Watch PPO play Ms. Pac-Man, as example_train_rollout_mspacman.py trained it; without a screen, a video is written."""
 
 from __future__ import annotations
 
