@@ -61,7 +61,7 @@ def train(model: BaseAlgorithm, name: str, options: argparse.Namespace, eval_env
     callbacks: list[BaseCallback] = [Progress(options.steps), BufferStatsCallback()]
     if options.curve is not None:
         callbacks.append(Curve(options.curve))
-    if eval_env is not None and options.eval_every:
+    if eval_env is not None and options.eval_every > 0:
         callbacks.append(
             EvalCallback(
                 eval_env,
@@ -158,13 +158,19 @@ def evaluation_arguments(description: str | None, n_envs: int = 8) -> argparse.A
     parser.add_argument("--episodes", type=int, default=20)
     parser.add_argument("--last", action="store_true", help="use the last model, even if there was a better one")
     parser.add_argument("--framestack", type=int, default=4, help="as in training")
+    parser.add_argument("--steps", type=int, help="cut every game off after so many")
     return parser
 
 
 def evaluate(algorithm: type[BaseAlgorithm], name: str, game: str, options: argparse.Namespace) -> None:
     model = load(algorithm, name, options)
-    env = make_env(game, options.n_envs, framestack=options.framestack, seed=options.seed)
-    print(eval_model(options.episodes, env, model))
+    print(eval_model(options.episodes, game_env(game, options), model))
+
+
+def game_env(game: str, options: argparse.Namespace, **kwargs: Any) -> VecEnv:
+    if options.steps is not None:
+        kwargs["max_num_frames_per_episode"] = 4 * options.steps
+    return make_env(game, options.n_envs, framestack=options.framestack, seed=options.seed, env_kwargs=kwargs)
 
 
 def watching_arguments(description: str | None) -> argparse.ArgumentParser:
@@ -178,13 +184,7 @@ def watch(algorithm: type[BaseAlgorithm], name: str, game: str, options: argpars
     """Show a window, or write a video where there is no screen."""
     model = load(algorithm, name, options)
     video = options.video or (None if has_screen() else Path(f"{name}.mp4"))
-    env = make_env(
-        game,
-        1,
-        framestack=options.framestack,
-        seed=options.seed,
-        env_kwargs={"render_mode": "human" if video is None else "rgb_array"},
-    )
+    env = game_env(game, options, render_mode="human" if video is None else "rgb_array")
     record = None if video is None else RecordBuffer(res=(210, 160))
     print(eval_model(options.episodes, env, model, buffer=record))
     if record is not None:
@@ -231,6 +231,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def readable(size: float) -> str:
+    size = max(size, 0)  # a process may also shrink a little
     power = min(int(np.log10(max(size, 1)) // 3), 3)
     value = size / 1000**power
     return f"{value:.0f} {UNITS[power]}" if value >= 100 else f"{value:.3g} {UNITS[power]}"

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         seed=options.seed,
         device=options.device,
     )
-    if options.warm_up:
+    if options.warm_up and model.replay_buffer is not None:
         print(warm_up(model.replay_buffer, options.n_envs, env, model, warmup_episodes=options.warm_up))
     common.train(model, NAME, options, eval_env)
     env.close()

@@ -16,13 +16,14 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 
 @pytest.mark.parametrize(
-    ("case", "method"),
-    [("threads", "delta"), ("threads", "zstd"), ("threads", "zstd-dict"), ("fork", "delta"), ("training", "auto")],
+    ("case", "methods"),
+    [("threads", ["zstd", "zstd-dict", "delta"]), ("fork", ["delta"]), ("training", ["auto"])],
+    ids=["threads that sample", "workers that are forked", "training beside sampling"],
 )
-def test_right_results_without_deadlock(case: str, method: str) -> None:
+def test_right_results_without_deadlock(case: str, methods: list[str]) -> None:
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-m", "tests.compressed.concurrency_probe"]
     finished = subprocess.run(
-        [*command, case, method],
+        [*command, case, *methods],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,

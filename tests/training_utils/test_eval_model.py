@@ -121,4 +121,7 @@ def test_the_summary_of_nothing() -> None:
     nothing = Evaluation([], [])
     assert str(nothing) == "No episode ended"
     assert all(math.isnan(number) for number in (nothing.mean, nothing.spread, *nothing.quartiles))
-    assert math.isnan(Evaluation([0.0], []).relative_iqr)
+    zero = Evaluation([0.0], [])
+    assert math.isnan(zero.relative_iqr)
+    assert str(zero).startswith("1 episode, mean return 0.0 ± 0.00\n")
+    assert "relative IQR: - |" in str(zero)

@@ -17,7 +17,7 @@ from stable_baselines3.common.utils import get_device
 from sb3_extra_buffers.codecs.availability import has_numba
 from sb3_extra_buffers.codecs.registry import parse_method
 from sb3_extra_buffers.compressed.base import SINGLE, BaseCompressedBuffer
-from sb3_extra_buffers.errors import CapacityError, ConfigurationError, UnknownMethodError
+from sb3_extra_buffers.errors import ConfigurationError, UnknownMethodError
 from sb3_extra_buffers.gpu_buffers.device_arena import HeapBudget
 from sb3_extra_buffers.gpu_buffers.observation_store import (
     DenseObservationStore,
@@ -46,6 +46,11 @@ class BaseGpuBuffer(BaseCompressedBuffer):
         ``ValueError``, and what was stored before stays readable. By default, memory is taken as needed.
     :param max_slot_bytes: Deprecated: ``heap_bytes``, given per observation.
     """
+
+    _settled_for: th.device | None = None
+    """What ``device`` was when the buffer last made sure to be in the right place."""
+    _outputs_stay = True
+    """Whether batches are wanted where they are made."""
 
     def __init__(
         self,
@@ -91,6 +96,7 @@ class BaseGpuBuffer(BaseCompressedBuffer):
         """Move everything to ``device``, where batches go from now on as well."""
         self.device = get_device(device)
         self._requested_device = None
+        self._settled_for = None
         self._settle()
         return self
 
@@ -120,6 +126,7 @@ class BaseGpuBuffer(BaseCompressedBuffer):
 
     def _create_stores(self) -> None:
         self._location = self.buffer_device
+        self._settle()
         parts = {SINGLE: self.observation_space}
         if isinstance(self.observation_space, spaces.Dict):
             parts = dict(self.observation_space.spaces)
@@ -148,22 +155,14 @@ class BaseGpuBuffer(BaseCompressedBuffer):
 
     def _settle(self) -> None:
         """Be where the buffer should be: SB3 assigns ``device`` after loading."""
+        if self._settled_for is self.device:
+            return
         if self.buffer_device != self._location:
             self._location = self.buffer_device
             for store in self._device_stores.values():
                 store.to(self._location)
-
-    def _append(self, observations: dict[str, list[Any]], places: list[tuple[int, int]]) -> None:
-        """Store a step: for each key an array for each of ``places``. Either all of it is stored, or nothing."""
-        stores = self._device_stores
-        try:
-            appended = {key: store.append(observations[key]) for key, store in stores.items()}
-        except CapacityError:
-            for store in stores.values():
-                store.roll_back()
-            raise
-        for key, store in stores.items():
-            store.commit(places, appended[key])
+        self._outputs_stay = self._location == _with_index(th.device(self.device))
+        self._settled_for = self.device
 
     def _checked(self, observations: Any, key: str) -> Any:
         part = observations if key == SINGLE else observations[key]
@@ -172,7 +171,7 @@ class BaseGpuBuffer(BaseCompressedBuffer):
         return self._stores[key].checked(part)
 
     def _output(self, tensor: th.Tensor) -> th.Tensor:
-        return tensor if self._location == self.device else tensor.to(self.device)
+        return tensor if self._outputs_stay else tensor.to(self.device)
 
 
 def _config_for(config: StorageConfig, is_image: bool) -> StorageConfig:

@@ -7,6 +7,7 @@ frames and waiting frames. :meth:`DeviceFrameStore.flush` brings that copy up to
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -15,10 +16,9 @@ import numpy.typing as npt
 import torch as th
 
 from sb3_extra_buffers.codecs.base import Bytes, Codec, Indices
-from sb3_extra_buffers.codecs.delta import DeltaCodec
-from sb3_extra_buffers.codecs.references import UseCounts
 from sb3_extra_buffers.codecs.rle import RleCodec
 from sb3_extra_buffers.errors import CapacityError
+from sb3_extra_buffers.gpu_buffers.delta_codec import BatchDeltaCodec
 from sb3_extra_buffers.gpu_buffers.device_arena import DeviceArena, HeapBudget
 from sb3_extra_buffers.gpu_buffers.kernels.batch import ObservationBatch
 from sb3_extra_buffers.gpu_buffers.kernels.delta_torch import decode_delta_torch
@@ -30,25 +30,17 @@ from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.stacking import StackLayout
 from sb3_extra_buffers.threads import run_in_slices
 
+_WAITING_STEPS = 24
+_WAITING_BYTES = 4 << 20
 _ALL = int(np.iinfo(np.int64).max)
 """The first frame that is not in a record, where all are."""
 
 
-class _LoggedUseCounts(UseCounts):
-    """Remembers which references are new, and so not on the device yet."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.new_numbers: list[int] = []
-
-    def new(self) -> int:
-        number = super().new()
-        self.new_numbers.append(number)
-        return number
-
-
 class DeviceFrameStore(FrameStore):
-    """A frame store with its records on ``device``."""
+    """A frame store with its records on ``device``.
+
+    New frames wait on the host until some steps' worth of them can be encoded together, or a batch is to be sampled.
+    """
 
     arena: DeviceArena
 
@@ -57,8 +49,13 @@ class DeviceFrameStore(FrameStore):
     ) -> None:
         super().__init__(codec, n_lanes, layout)
         self.arena = DeviceArena(device, budget, slack=codec.record_bytes)
-        if isinstance(codec, DeltaCodec):
-            codec._uses = _LoggedUseCounts()
+        # Room for a step, which may bring two whole observations, beside an unfinished record.
+        group, frame_bytes = codec.frames_per_record, codec.frame.nbytes
+        fewest = 2 * layout.stack + group - 1
+        ring_frames = max(fewest, min(fewest + _WAITING_STEPS, _WAITING_BYTES // (n_lanes * frame_bytes)))
+        self.ring = np.zeros((n_lanes, -(-ring_frames // group) * group, frame_bytes), dtype=np.uint8)
+        self._most_waiting = 0
+        """In any lane; at least as many as there are."""
         self._forget_copy()
 
     @property
@@ -70,22 +67,27 @@ class DeviceFrameStore(FrameStore):
         self._forget_copy()
 
     def append(self, lanes: Indices, observations: npt.NDArray[Any], oldest: Callable[[], Indices]) -> Indices:
-        heads, encoded = self.heads.copy(), self.encoded.copy()
-        try:
-            return super().append(lanes, observations, oldest)
-        except CapacityError:
-            self.roll_back(heads, encoded)
-            raise
+        self.make_room(1, oldest)
+        memory, form = self.layout.in_memory(observations)
+        ends, waiting = self.newest.append(lanes, memory, form, self.ring, self.heads, self.encoded)
+        self._most_waiting = max(self._most_waiting, waiting)
+        self._changed = True
+        return ends
 
-    def roll_back(self, heads: Indices, encoded: Indices) -> None:
-        """Forget what was appended since these were the store's ``heads`` and ``encoded``."""
-        group, capacity = self.codec.frames_per_record, self.starts.shape[1]
-        for lane in np.flatnonzero(self.encoded > encoded).tolist():
-            gone = np.arange(encoded[lane] // group, self.encoded[lane] // group) % capacity
-            self.codec.release(self.references[lane, gone].astype(np.int64))
-        self.heads, self.encoded = heads, encoded
-        self.newest.forget()
-        self._copied_records = np.minimum(self._copied_records, encoded // group)
+    def make_room(self, n_observations: int, oldest: Callable[[], Indices]) -> None:
+        """For so many observations per lane. All that can fail happens here, before anything is stored."""
+        if self._most_waiting + n_observations * self.layout.stack > self.ring.shape[1]:
+            self._encode_waiting(oldest)
+
+    def encode_waiting(self, oldest: Callable[[], Indices]) -> None:
+        """Encode what can be encoded now. Frames for which there is no room go on waiting."""
+        with contextlib.suppress(CapacityError):
+            self._encode_waiting(oldest)
+
+    def clear(self) -> None:
+        super().clear()
+        self._most_waiting = 0
+        self._changed = True
 
     def gather(self, lanes: Indices, firsts: list[Indices], outs: list[Bytes]) -> None:
         """For the host, which waits for it. Batches for training are gathered by the observation store."""
@@ -115,7 +117,7 @@ class DeviceFrameStore(FrameStore):
         frames, steps = self.copy, th.arange(self.layout.stack, device=self.device)
         numbers = (firsts[:, None] + steps).reshape(-1)
         all_lanes = lanes[:, None].expand(-1, len(steps)).reshape(-1)
-        if isinstance(self.codec, DeltaCodec):
+        if isinstance(self.codec, BatchDeltaCodec):
             decoded = decode_delta_torch(frames, hints, all_lanes, numbers)
         elif isinstance(self.codec, RleCodec):
             sizes = self.codec.runs_type.itemsize, self.codec.element_type.itemsize
@@ -185,19 +187,56 @@ class DeviceFrameStore(FrameStore):
 
     def flush(self) -> None:
         """Bring the device up to date, without waiting for it."""
+        if not self._changed:
+            return
         self.arena.flush()
         self._copy_index()
-        if isinstance(self.codec, DeltaCodec):
+        if isinstance(self.codec, BatchDeltaCodec):
             self._copy_references(self.codec)
-        waiting = bool((self.heads > self.encoded).any())
-        if waiting:
-            copy_into(self._copy.ring, self.ring)
-            copy_into(self._copy.encoded, self.encoded)
-        elif self._copied_waiting:
-            self._copy.encoded.fill_(_ALL)
-        self._copied_waiting = waiting
+        self._copy_waiting()
         if self._copy.heap is not self.arena.heap:
             self._copy = self._copy._replace(heap=self.arena.heap)
+        self._changed = False
+
+    def _encode_waiting(self, oldest: Callable[[], Indices]) -> None:
+        """Encode all complete records of all lanes at once."""
+        group = self.codec.frames_per_record
+        counts = (self.heads - self.encoded) // group
+        total = int(counts.sum())
+        if total == 0:
+            return
+        lanes = np.repeat(np.arange(self.n_lanes), counts)
+        before = np.cumsum(counts) - counts
+        numbers = np.arange(total) - np.repeat(before - self.encoded // group, counts)
+        positions = numbers * group % self.ring.shape[1]
+        frames = self.ring[lanes[:, None], positions[:, None] + np.arange(group)]
+        data, lengths, references = self.codec.encode(frames.reshape(total, -1), lanes)
+        self._make_index_room(counts, oldest)
+        try:
+            start = self._allocate(len(data), oldest)
+        except CapacityError:
+            self.codec.release(references)
+            raise
+        self.arena.write(start, data)
+        slots = numbers % self.starts.shape[1]
+        self.starts[lanes, slots] = start + np.cumsum(lengths) - lengths
+        self.lengths[lanes, slots] = lengths
+        self.references[lanes, slots] = references
+        self.encoded += counts * group
+        self._most_waiting = int((self.heads - self.encoded).max())
+        self._bytes_encoded += len(data)
+        self._frames_encoded += group * total
+        self._changed = True
+
+    def _make_index_room(self, counts: Indices, oldest: Callable[[], Indices]) -> None:
+        def missing() -> int:
+            records = self.encoded // self.codec.frames_per_record - self.first_records
+            return int((records + counts).max()) + 1 - self.starts.shape[1]
+
+        if missing() > 0:
+            self.release(oldest())
+        while missing() > 0:
+            self._grow_index()
 
     def _forget_copy(self) -> None:
         device, frame_bytes = self.device, self.codec.frame.nbytes
@@ -205,8 +244,9 @@ class DeviceFrameStore(FrameStore):
         self._copied_generation = -1
         self._copied_records = np.zeros(self.n_lanes, dtype=np.int64)
         self._copied_waiting = False
-        if isinstance(self.codec, DeltaCodec):
-            self.codec._uses.new_numbers = list(range(len(self.codec._frames)))  # type: ignore[attr-defined]
+        self._changed = True
+        if isinstance(self.codec, BatchDeltaCodec):
+            self.codec.forget_what_was_taken()
         self._copy = DeviceFrames(
             heap=self.arena.heap,
             records=th.zeros((self.n_lanes, 0, 2), dtype=th.int64, device=device),
@@ -244,20 +284,33 @@ class DeviceFrameStore(FrameStore):
                 self._copy.records.view(-1, 2).index_copy_(0, rows[:, 0], rows[:, 1:])
         self._copied_records = last
 
-    def _copy_references(self, codec: DeltaCodec) -> None:
-        new: list[int] = codec._uses.new_numbers  # type: ignore[attr-defined]
-        if not new:
+    def _copy_references(self, codec: BatchDeltaCodec) -> None:
+        numbers = codec.take_new_references()
+        if len(numbers) == 0:
             return
         table = self._copy.table
-        if len(table) < len(codec._frames):
-            larger = table.new_zeros((max(len(codec._frames), len(table) * 9 // 8), table.shape[1]))
+        if len(table) < len(codec.reference_frames):
+            larger = table.new_zeros((max(len(codec.reference_frames), len(table) * 9 // 8), table.shape[1]))
             larger[: len(table)] = table
             table = larger
-        numbers = np.unique(np.array(new, dtype=np.int64))
-        rows = upload(codec._frames[numbers].view(np.int32), self.device)
+        rows = upload(codec.reference_frames[numbers].view(np.int32), self.device)
         table.index_copy_(0, upload(numbers, self.device), rows)
         self._copy = self._copy._replace(table=table)
-        new.clear()
+
+    def _copy_waiting(self) -> None:
+        counts = self.heads - self.encoded
+        total = int(counts.sum())
+        if total:
+            lanes = np.repeat(np.arange(self.n_lanes), counts)
+            numbers = np.arange(total) + np.repeat(self.encoded - (np.cumsum(counts) - counts), counts)
+            positions = numbers % self.ring.shape[1]
+            rows = upload(self.ring[lanes, positions], self.device)
+            places = upload(lanes * self.ring.shape[1] + positions, self.device)
+            self._copy.ring.view(-1, self.ring.shape[2]).index_copy_(0, places, rows)
+            copy_into(self._copy.encoded, self.encoded)
+        elif self._copied_waiting:
+            self._copy.encoded.fill_(_ALL)
+        self._copied_waiting = total > 0
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_copy"}

@@ -18,6 +18,7 @@ from sb3_extra_buffers.codecs.none import NoneCodec
 from sb3_extra_buffers.codecs.zstd import ZstdCodec
 from sb3_extra_buffers.errors import CapacityError
 from sb3_extra_buffers.gpu_buffers import kernels
+from sb3_extra_buffers.gpu_buffers.delta_codec import BatchDeltaCodec
 from sb3_extra_buffers.gpu_buffers.device_arena import HeapBudget
 from sb3_extra_buffers.gpu_buffers.device_frame_store import DeviceFrameStore
 from sb3_extra_buffers.gpu_buffers.fields import Changes
@@ -27,8 +28,6 @@ from sb3_extra_buffers.storage.config import CodecRecipe
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 from sb3_extra_buffers.storage.stacking import StackLayout
-
-_REVIEW_STEPS = 2048
 
 
 class Places:
@@ -41,7 +40,11 @@ class Places:
     def __init__(self, slots: list[Indices], envs: Indices, device: th.device, more: tuple[Indices, ...] = ()) -> None:
         self.slots = slots
         self.envs = envs
-        self.tensor = upload(np.stack([*slots, envs, *more]), device)
+        host = th.empty((len(slots) + 1 + len(more), len(envs)), dtype=th.int64, pin_memory=device.type == "cuda")
+        array = host.numpy()
+        for row, numbers in enumerate((*slots, envs, *more)):
+            array[row] = numbers
+        self.tensor = host.to(device, non_blocking=True)
         """``int64``: the slots of each column, the environments, and what there is more."""
 
     def __len__(self) -> int:
@@ -59,21 +62,14 @@ class DeviceStore(ObservationStore):
         self.device = device
         self.budget = budget
         super().__init__(*args, **kwargs)
+        self._plain_output = self.stored_dtype == self.output_dtype and self.divisor == 1.0
 
     def to(self, device: th.device) -> None:
         """Move everything to another device."""
         raise NotImplementedError
 
-    def append(self, columns: list[npt.NDArray[Any]]) -> list[Indices]:
-        """Take in the observations of a step, one array for each column, but do not assign them to a slot yet."""
-        raise NotImplementedError
-
-    def commit(self, slots: list[tuple[int, int]], appended: list[Indices]) -> None:
-        """Assign appended observations to their places, given as column and slot."""
-        raise NotImplementedError
-
-    def roll_back(self) -> None:
-        """Forget what was appended and not committed."""
+    def make_room(self) -> None:
+        """For a step in all columns. All that can fail happens here, before anything is stored."""
         raise NotImplementedError
 
     def read_tensors(
@@ -113,7 +109,6 @@ class PackedObservationStore(DeviceStore):
     def __init__(self, n_slots: int, *args: Any, **kwargs: Any) -> None:
         self._changes = Changes(n_slots)
         super().__init__(n_slots, *args, **kwargs)
-        self._before: tuple[Indices, Indices] | None = None
         self._copy_ends()
 
     @property
@@ -126,32 +121,9 @@ class PackedObservationStore(DeviceStore):
             self.device_frames.to(device)
         self._copy_ends()
 
-    def append(self, columns: list[npt.NDArray[Any]]) -> list[Indices]:
-        heads = self.frames.heads.copy()
-        self._before = heads, self.frames.encoded.copy()
-
-        def oldest() -> Indices:
-            """What is appended here is wanted too, though no slot says so yet."""
-            needed: Indices = np.minimum(self._oldest(), heads - self.layout.stack)
-            return needed
-
-        return [self.frames.append(self._all_lanes, observations, oldest) for observations in columns]
-
-    def commit(self, slots: list[tuple[int, int]], appended: list[Indices]) -> None:
-        self._before = None
-        for (column, slot), ends in zip(slots, appended, strict=True):
-            self.ends[column][slot] = ends
-            self._changes.note(slot)
-        self._steps += 1
-        if self._steps == self._decide_at:
-            self.decide()
-        if self._steps % _REVIEW_STEPS == 0:
-            self._review()
-
-    def roll_back(self) -> None:
-        if self._before is not None and self.device_frames is not None:
-            self.device_frames.roll_back(*self._before)
-        self._before = None
+    def make_room(self) -> None:
+        if self.device_frames is not None:
+            self.device_frames.make_room(2, self._oldest)
 
     def write(self, column: int, slot: int, observations: npt.NDArray[Any], lanes: Indices | None = None) -> None:
         super().write(column, slot, observations, lanes)
@@ -174,18 +146,22 @@ class PackedObservationStore(DeviceStore):
             pairs = list(zip(columns, places.slots, strict=True))
             return [upload(array, self.device) for array in self.read(pairs, places.envs)]
         if self.gathers_fields:
-            found = self._launch(frames, columns, places, fields)
-        else:
-            found = self._read_by_torch(frames, columns, places)
-        return [self._as_output(self._merge(observations)) for observations in found]
+            return self._launch(frames, columns, places, fields)
+        return [
+            self._as_output(self._merge(observations)) for observations in self._read_by_torch(frames, columns, places)
+        ]
 
     def _launch(
         self, frames: DeviceFrameStore, columns: list[int], places: Places, fields: FieldBatch | None
     ) -> list[th.Tensor]:
-        shape = (len(places), self.layout.stack, self.layout.frame.nbytes)
+        n, layout, is_bytes = len(places), self.layout, self.stored_dtype == np.uint8
+        as_it_is = is_bytes and layout.is_contiguous
+        shape = (n, *self.shape) if as_it_is else (n, layout.stack, layout.frame.nbytes)
         outs = [th.empty(shape, dtype=th.uint8, device=self.device) for _ in columns]
         frames.launch(ObservationBatch(places.tensor, [self._ends_copies[column] for column in columns], outs, fields))
-        return outs
+        if as_it_is and self._plain_output:
+            return outs
+        return [self._as_output(out if as_it_is else self._merge(out)) for out in outs]
 
     def _read_by_torch(self, frames: DeviceFrameStore, columns: list[int], places: Places) -> list[th.Tensor]:
         stack = self.layout.stack
@@ -199,8 +175,9 @@ class PackedObservationStore(DeviceStore):
         return [frames.decode(envs, (end.to(th.int64) & 0xFFFFFFFF) - stack, hints) for end in ends]
 
     def flush(self) -> None:
-        if self.device_frames is None:
+        if self.device_frames is None or not self._changes.count:
             return
+        self.device_frames.encode_waiting(self._oldest)
         self.device_frames.flush()
         for part in self._changes.take():
             for copy, ends in zip(self._ends_copies, self.ends, strict=True):
@@ -229,7 +206,10 @@ class PackedObservationStore(DeviceStore):
             return
         self.layout = layout
         self._recipe = recipe
-        self.frames = DeviceFrameStore(recipe.build(layout.frame), self.n_envs, layout, self.device, self.budget)
+        codec = recipe.build(layout.frame)
+        if recipe.method.name == "delta":
+            codec = BatchDeltaCodec(layout.frame, frames_per_record=codec.frames_per_record)
+        self.frames = DeviceFrameStore(codec, self.n_envs, layout, self.device, self.budget)
 
     def _rebuild(self, layout: StackLayout, recipe: CodecRecipe) -> None:
         if self.device_frames is not None:
@@ -281,14 +261,7 @@ class DenseObservationStore(DeviceStore):
         self.device = device
         self.values = self.values.to(device)
 
-    def append(self, columns: list[npt.NDArray[Any]]) -> list[Any]:
-        return columns
-
-    def commit(self, slots: list[tuple[int, int]], appended: list[Any]) -> None:
-        for (column, slot), observations in zip(slots, appended, strict=True):
-            self.write(column, slot, observations)
-
-    def roll_back(self) -> None:
+    def make_room(self) -> None:
         pass
 
     def write(self, column: int, slot: int, observations: Any, lanes: Indices | None = None) -> None:

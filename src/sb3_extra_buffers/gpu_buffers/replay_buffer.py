@@ -38,6 +38,7 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
         arrays = {name: getattr(self, name) for name in _FIELDS}
         shapes = {name: (array.dtype, array.shape[1:]) for name, array in arrays.items()}
         self._fields = Fields(self.buffer_size, shapes, self._location)
+        self._field_constants: tuple[int, ...] = ()
         self._show_fields()
 
     def add(
@@ -54,7 +55,11 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
         next_place = (0, (pos + 1) % self.buffer_size) if self.optimize_memory_usage else (1, pos)
         action = action.reshape(self.n_envs, self.action_dim)
         parts = {key: [self._checked(obs, key), self._checked(next_obs, key)] for key in self._stores}
-        self._append(parts, [(0, pos), next_place])
+        for store in self._device_stores.values():
+            store.make_room()
+        for key, store in self._device_stores.items():
+            store.write(0, pos, parts[key][0])
+            store.write(*next_place, parts[key][1])
         rows = self._fields.rows
         rows["actions"][pos] = action
         rows["rewards"][pos] = reward
@@ -104,18 +109,19 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
 
     def _field_batch(self, n: int) -> FieldBatch | None:
         """Fields that a kernel will gather, if that can be done."""
-        fields = self._fields
-        actions = fields.tensor("actions")
-        if not kernels.uses_triton(self._location) or actions.dtype.itemsize % 4:
+        location, dtype = self._location, self._fields.tensor("actions").dtype
+        if not kernels.uses_triton(location) or dtype.itemsize % 4:
             return None
+        if not self._field_constants:
+            words = self.action_dim * dtype.itemsize // 4
+            offsets = [self._fields.offset(name) for name in _FIELDS]
+            self._field_constants = (self._fields.dtype.itemsize // 4, words, 1 << (words - 1).bit_length(), *offsets)
         return FieldBatch(
-            fields.tensor_of_words(),
-            th.empty((n, self.action_dim), dtype=actions.dtype, device=self._location),
-            th.empty((n, 1), dtype=th.float32, device=self._location),
-            th.empty((n, 1), dtype=th.float32, device=self._location),
-            fields.dtype.itemsize // 4,
-            self.action_dim * actions.dtype.itemsize // 4,
-            *(fields.offset(name) for name in _FIELDS),
+            self._fields.tensor_of_words(),
+            th.empty((n, self.action_dim), dtype=dtype, device=location),
+            th.empty((n, 1), dtype=th.float32, device=location),
+            th.empty((n, 1), dtype=th.float32, device=location),
+            self._field_constants,
         )
 
     def _fields_at(self, places: Places) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
@@ -141,7 +147,7 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in self.__dict__.items() if name not in _FIELDS}
-        return {**state, "_location": None}
+        return {**state, "_location": None, "_settled_for": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -40,6 +40,8 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
         self._settle()
         if isinstance(obs, dict):
             obs = {key: _on_host(part) for key, part in obs.items()}
+        for store in self._device_stores.values():
+            store.make_room()
         super().add(_on_host(obs), *args, **kwargs)
 
     def _get_samples(self, batch_inds: npt.NDArray[np.int64], env: VecNormalize | None = None) -> Any:
@@ -72,7 +74,7 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
             self._numbers = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_numbers": None, "_location": None}
+        return {**self.__dict__, "_numbers": None, "_location": None, "_settled_for": None}
 
 
 class GpuDictRolloutBuffer(GpuRolloutBuffer, DictRolloutBuffer):

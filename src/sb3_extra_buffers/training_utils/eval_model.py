@@ -46,9 +46,11 @@ class Evaluation(NamedTuple):
             lines = ["No episode ended"]
         else:
             first, median, third = self.quartiles
+            relative_iqr = f"{self.relative_iqr:.2f}" if median else "-"
             lines = [
-                f"{len(self.returns)} episodes, mean return {self.mean:.1f} ± {self.spread:.2f}",
-                f"Q1: {first:g} | median: {median:g} | Q3: {third:g} | relative IQR: {self.relative_iqr:.2f} | "
+                f"{len(self.returns)} episode{'s'[: len(self.returns) - 1]}, "
+                f"mean return {self.mean:.1f} ± {self.spread:.2f}",
+                f"Q1: {first:g} | median: {median:g} | Q3: {third:g} | relative IQR: {relative_iqr} | "
                 f"min: {min(self.returns):g} | max: {max(self.returns):g}",
             ]
         if self.add_seconds:

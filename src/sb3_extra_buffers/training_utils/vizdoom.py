@@ -18,7 +18,6 @@ from sb3_extra_buffers.codecs.availability import require
 from sb3_extra_buffers.errors import ConfigurationError
 
 View = Literal["rgb", "mask", "both"]
-Observation = npt.NDArray[np.uint8] | dict[str, npt.NDArray[np.uint8]]
 
 CLASSES = ("Self", "Player", "Monster", "Weapon", "Ammo", "Health", "Armor", "Key", "Explosive", "Gibs", "SFX")
 """ViZDoom's categories of objects, in the order in which masks number them; 0 is the level, 255 any other object."""
@@ -65,16 +64,14 @@ class VizdoomEnv(gym.Env[Any, np.int64]):
         self._rgb: npt.NDArray[np.uint8] = np.zeros((*resolution, 3), np.uint8)
         self._mask: npt.NDArray[np.uint8] = np.zeros((*resolution, 1), np.uint8)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         if seed is not None:
             self.game.set_seed(seed)
         self.game.new_episode()
         return self._observe(), {}
 
-    def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         reward = self.game.make_action(self._buttons[int(action)], self.frame_skip)
         truncated = self.game.is_episode_timeout_reached()
         terminated = self.game.is_episode_finished() and not truncated
@@ -87,7 +84,7 @@ class VizdoomEnv(gym.Env[Any, np.int64]):
     def close(self) -> None:
         self.game.close()
 
-    def _observe(self) -> Observation:
+    def _observe(self) -> Any:
         state = self.game.get_state()
         # There is no state once an episode is over; the last frame then stands for the terminal one.
         if state is not None:

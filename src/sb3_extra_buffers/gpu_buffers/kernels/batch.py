@@ -15,12 +15,8 @@ class FieldBatch(NamedTuple):
     actions: th.Tensor
     rewards: th.Tensor
     dones: th.Tensor
-    row_words: int
-    action_words: int
-    actions_at: int
-    rewards_at: int
-    dones_at: int
-    timeouts_at: int
+    constants: tuple[int, ...]
+    """Words in a row; words in an action, and the next power of two; where actions, rewards, dones and timeouts begin."""
 
 
 class ObservationBatch(NamedTuple):
@@ -33,3 +29,20 @@ class ObservationBatch(NamedTuple):
     outs: list[th.Tensor]
     """For each column, ``uint8``, (n, bytes of an observation)."""
     fields: FieldBatch | None = None
+
+
+def field_arguments(fields: FieldBatch | None, anything: th.Tensor) -> tuple[th.Tensor, ...]:
+    """The tensors that kernels take; without fields, something in their place."""
+    return (anything, anything, anything, anything) if fields is None else fields[:4]
+
+
+def field_constants(fields: FieldBatch | None) -> tuple[int, ...]:
+    return _NO_FIELDS if fields is None else fields.constants
+
+
+def field_type(fields: FieldBatch | None) -> th.dtype | None:
+    """What a kernel is compiled for beside the constants."""
+    return None if fields is None else fields.actions.dtype
+
+
+_NO_FIELDS = (0, 0, 0, 0, 0, 0, 0)

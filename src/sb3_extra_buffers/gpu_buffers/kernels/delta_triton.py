@@ -6,12 +6,11 @@ frames in common. Programs for frames of the successor that are in the observati
 
 from __future__ import annotations
 
-import torch as th
 import triton
 import triton.language as tl
 
 from sb3_extra_buffers.codecs import delta_format
-from sb3_extra_buffers.gpu_buffers.kernels.batch import FieldBatch, ObservationBatch
+from sb3_extra_buffers.gpu_buffers.kernels.batch import ObservationBatch, field_arguments, field_constants, field_type
 from sb3_extra_buffers.gpu_buffers.kernels.device_functions import (
     copy_bytes,
     copy_fields,
@@ -23,6 +22,7 @@ from sb3_extra_buffers.gpu_buffers.kernels.device_functions import (
     store_words,
 )
 from sb3_extra_buffers.gpu_buffers.kernels.frames import LENGTH_BITS, DeviceFrames
+from sb3_extra_buffers.gpu_buffers.kernels.launching import Launcher
 
 _KIND_SHIFT = tl.constexpr(delta_format.KIND_SHIFT)
 _COUNT_MASK = tl.constexpr(delta_format.COUNT_MASK)
@@ -30,8 +30,6 @@ _PREVIOUS = tl.constexpr(delta_format.PREVIOUS)
 _ZERO = tl.constexpr(delta_format.ZERO)
 _WHOLE = tl.constexpr(delta_format.WHOLE)
 _LENGTH_BITS = tl.constexpr(LENGTH_BITS)
-
-_WARPS = 4
 
 
 @triton.jit
@@ -70,7 +68,7 @@ def _write_changes(
         done += tl.sum(step, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "n_envs", "capacity", "ring_frames"])
 def _gather_delta(
     places,
     ends_0,
@@ -170,28 +168,20 @@ def _gather_delta(
         skips_at += count
 
 
+_launch = Launcher(_gather_delta, n_warps=2)
+
+
 def gather_delta(frames: DeviceFrames, batch: ObservationBatch) -> None:
     """Fill the outputs of ``batch`` with observations, and with the fields that belong to them."""
     places, ends, outs, fields = batch
-    n, pair = places.shape[1], int(len(outs) > 1)
-    n_words = -(-frames.frame_bytes // 4)
-    _gather_delta[(n, frames.stack * len(outs))](
+    n, n_words = places.shape[1], -(-frames.frame_bytes // 4)
+    constants = (
+        frames.stack, int(len(outs) > 1), frames.group, frames.frame_bytes,
+        min(1 << (n_words - 1).bit_length(), 2048), 256, *field_constants(fields),
+    )  # fmt: skip
+    _launch(
+        outs[0].device, (n, frames.stack * len(outs)), (constants, field_type(fields)),
         places, ends[0], ends[-1], frames.records, frames.heap, frames.table, frames.ring, frames.encoded,
         outs[0], outs[-1], *field_arguments(fields, outs[0]),
-        n, ends[0].shape[1], frames.records.shape[1], frames.ring.shape[1],
-        frames.stack, pair, frames.group, frames.frame_bytes,
-        min(triton.next_power_of_2(n_words), 2048), 256,
-        *field_constants(fields), num_warps=_WARPS,
+        n, ends[0].shape[1], frames.records.shape[1], frames.ring.shape[1], *constants,
     )  # fmt: skip
-
-
-def field_arguments(fields: FieldBatch | None, anything: th.Tensor) -> tuple[th.Tensor, ...]:
-    """The tensors of :func:`copy_fields`; without fields, something to take their place."""
-    return (anything,) * 4 if fields is None else fields[:4]
-
-
-def field_constants(fields: FieldBatch | None) -> tuple[int, ...]:
-    if fields is None:
-        return (0,) * 7
-    row_words, action_words, *offsets = fields[4:]
-    return (row_words, action_words, triton.next_power_of_2(action_words), *offsets)

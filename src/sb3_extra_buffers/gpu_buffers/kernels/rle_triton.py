@@ -9,8 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sb3_extra_buffers.gpu_buffers.kernels.batch import ObservationBatch
-from sb3_extra_buffers.gpu_buffers.kernels.delta_triton import field_arguments, field_constants
+from sb3_extra_buffers.gpu_buffers.kernels.batch import ObservationBatch, field_arguments, field_constants, field_type
 from sb3_extra_buffers.gpu_buffers.kernels.device_functions import (
     copy_bytes,
     copy_fields,
@@ -19,9 +18,9 @@ from sb3_extra_buffers.gpu_buffers.kernels.device_functions import (
     first_frame,
 )
 from sb3_extra_buffers.gpu_buffers.kernels.frames import DeviceFrames
+from sb3_extra_buffers.gpu_buffers.kernels.launching import Launcher
 
 _ELEMENTS = {1: tl.uint8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
-_WARPS = 4
 
 
 @triton.jit
@@ -33,7 +32,7 @@ def _load_integer(source, at, mask, BYTES: tl.constexpr, TYPE: tl.constexpr):  #
     return value
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "n_envs", "capacity"])
 def _gather_rle(
     places,
     ends_0,
@@ -129,14 +128,19 @@ def _gather_rle(
         tl.store(target_1 + element, value, mask=mask & every(to_1, BLOCK))
 
 
+_launch = Launcher(_gather_rle, n_warps=4)
+
+
 def gather_rle(frames: DeviceFrames, batch: ObservationBatch, run_bytes: int, element_bytes: int) -> None:
     """Fill the outputs of ``batch`` with observations, and with the fields that belong to them."""
     places, ends, outs, fields = batch
     n = places.shape[1]
-    _gather_rle[(n, frames.stack * len(outs))](
-        places, ends[0], ends[-1], frames.records, frames.heap, outs[0], outs[-1], *field_arguments(fields, outs[0]),
-        n, ends[0].shape[1], frames.records.shape[1],
+    constants = (
         frames.stack, int(len(outs) > 1), frames.frame_bytes, run_bytes, element_bytes, _ELEMENTS[element_bytes],
-        min(triton.next_power_of_2(frames.frame_bytes), 1024),
-        *field_constants(fields), num_warps=_WARPS,
+        min(1 << (frames.frame_bytes - 1).bit_length(), 1024), *field_constants(fields),
+    )  # fmt: skip
+    _launch(
+        outs[0].device, (n, frames.stack * len(outs)), (constants, field_type(fields)),
+        places, ends[0], ends[-1], frames.records, frames.heap, outs[0], outs[-1], *field_arguments(fields, outs[0]),
+        n, ends[0].shape[1], frames.records.shape[1], *constants,
     )  # fmt: skip

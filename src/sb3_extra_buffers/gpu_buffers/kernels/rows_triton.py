@@ -6,12 +6,12 @@ import torch as th
 import triton
 import triton.language as tl
 
-from sb3_extra_buffers.gpu_buffers.kernels.batch import FieldBatch
-from sb3_extra_buffers.gpu_buffers.kernels.delta_triton import field_arguments, field_constants
+from sb3_extra_buffers.gpu_buffers.kernels.batch import FieldBatch, field_arguments, field_constants, field_type
 from sb3_extra_buffers.gpu_buffers.kernels.device_functions import copy_fields
+from sb3_extra_buffers.gpu_buffers.kernels.launching import Launcher
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "n_envs"])
 def _gather_rows(
     places,
     values_0,
@@ -54,15 +54,21 @@ def _gather_rows(
             )  # fmt: skip
 
 
+_launch = Launcher(_gather_rows, n_warps=4)
+
+
 def gather_rows(
     places: th.Tensor, values: list[th.Tensor], outs: list[th.Tensor], fields: FieldBatch | None
 ) -> None:
     """Copy the rows at ``places`` of ``values``, (slots, environments, bytes), to ``outs``, (n, bytes)."""
-    if values[0].shape[2] % 4 == 0:
+    words = values[0].shape[2] % 4 == 0
+    if words:
         values, outs = [value.view(th.int32) for value in values], [out.view(th.int32) for out in outs]
     n, size = places.shape[1], values[0].shape[2]
-    block = min(triton.next_power_of_2(size), 1024)
-    _gather_rows[(n, -(-size // block))](
+    block = min(1 << (size - 1).bit_length(), 1024)
+    constants = (int(len(outs) > 1), size, block, *field_constants(fields))
+    _launch(
+        outs[0].device, (n, -(-size // block)), (words, constants, field_type(fields)),
         places, values[0], values[-1], outs[0], outs[-1], *field_arguments(fields, outs[0]),
-        n, values[0].shape[1], int(len(outs) > 1), size, block, *field_constants(fields), num_warps=4,
+        n, values[0].shape[1], *constants,
     )  # fmt: skip

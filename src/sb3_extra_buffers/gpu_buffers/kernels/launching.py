@@ -1,0 +1,34 @@
+"""Launching kernels at little cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch as th
+
+
+class Launcher:
+    """Calls a Triton kernel. Triton looks at every argument of every call, which takes longer than the kernel.
+
+    So a compiled kernel is used again for calls of the same ``key``, which must tell apart calls with other constants or
+    types. Numbers must not be specialized on, and tensors must be aligned, as those are that torch allocates.
+    """
+
+    def __init__(self, function: Any, n_warps: int) -> None:
+        self.function = function
+        self.n_warps = n_warps
+        self._compiled: dict[Any, Any] = {}
+
+    def __call__(self, device: th.device, grid: tuple[int, int], key: Any, *arguments: Any) -> None:
+        if device.type == "cuda" and device.index != th.cuda.current_device():
+            with th.cuda.device(device):
+                self(device, grid, key, *arguments)
+            return
+        compiled = self._compiled.get((device.index, key))
+        if compiled is None:
+            # Nothing is returned by Triton's interpreter.
+            compiled = self.function[grid](*arguments, num_warps=self.n_warps)
+            if compiled is not None:
+                self._compiled[device.index, key] = compiled
+        else:
+            compiled[(*grid, 1)](*arguments)

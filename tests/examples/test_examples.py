@@ -1,0 +1,103 @@
+"""Every example runs, briefly, and says in the end what it should."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+for package in ("ale_py", "cv2", "imageio_ffmpeg", "vizdoom", "psutil"):
+    pytest.importorskip(package)
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ATARI = ("rollout", "rollout_mspacman", "replay")
+COMMON = ["--n-envs", "1", "--device", "cpu"]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
+    """Calls an example as its user would, in an empty folder, and returns what it printed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+
+    def run_example(name: str, *argv: str) -> str:
+        importlib.import_module(name).main([*COMMON, *argv])
+        return capsys.readouterr().out
+
+    yield run_example
+
+
+@pytest.mark.parametrize("name", ATARI)
+def test_training_evaluating_and_watching(name: str, run: Callable[..., str], tmp_path: Path) -> None:
+    methods = {"rollout": "auto", "rollout_mspacman": "rle-jit", "replay": "zstd-3"}
+    few = ["--steps", "120", "--compression", methods[name], "--eval-every", "0", "--curve", "curve.csv"]
+    if name == "replay":
+        few += ["--warm-up", "1", "--buffer-size", "2000"]
+    printed = run(f"example_train_{name}", *few)
+    assert "times smaller" in printed
+    assert "saved as models" in printed
+    command, headings, *rows = (tmp_path / "curve.csv").read_text().splitlines()
+    assert command.startswith("# python ")
+    assert headings == "steps,seconds,episodes,mean_return"
+    assert len(rows) >= 100
+
+    printed = run(f"example_eval_{name}", "--episodes", "2", "--steps", "40")
+    assert "2 episodes, mean return" in printed
+    printed = run(f"example_watch_{name}", "--steps", "40")
+    assert "1 episode, mean return" in printed
+    (video,) = tmp_path.glob("*.mp4")
+    assert str(video.name) in printed
+    assert video.stat().st_size > 1_000
+
+
+def test_a_missing_model_is_explained(run: Callable[..., str]) -> None:
+    with pytest.raises(SystemExit, match="train one with"):
+        run("example_watch_rollout")
+
+
+@pytest.mark.parametrize("name", ["saving", "loading"])
+def test_tables_of_memory(name: str, run: Callable[..., str]) -> None:
+    printed = run(f"example_eval_memory_{name}", "--steps", "150", "--methods", "zstd-3")
+    headings, _, baseline, zstd = [line for line in printed.splitlines() if line.startswith("|")]
+    assert [cell.strip() for cell in headings.split("|")[1:-1]] == [
+        *("Compression", "Observations", "%", "Memory", "Memory %", "Latency (s)")
+    ]
+    assert "100.0%" in baseline
+    assert float(zstd.split("|")[3].strip(" %")) < 50
+
+
+def test_all_methods_are_in_the_tables(run: Callable[..., str]) -> None:
+    saving = importlib.import_module("example_eval_memory_saving")
+    registry = importlib.import_module("sb3_extra_buffers.codecs.registry")
+    measured = {registry.parse_method(method).name for method in saving.chosen(None)}
+    assert measured == {"auto", *registry.available_methods()}
+
+
+def test_doom(run: Callable[..., str], tmp_path: Path) -> None:
+    printed = run(
+        "example_vizdoom",
+        *("--scenario", "basic", "--observations", "40", "--methods", "auto", "--steps", "128", "--episodes", "1"),
+    )
+    rows = [line for line in printed.splitlines() if line.startswith("|")]
+    assert [row.split("|")[1].strip() for row in rows[2:]] == ["RGB", "masks", "masks, auto"]
+    assert "10.8 GB" in rows[2]
+    assert "3.61 GB" in rows[3]
+    assert "PPO on the masks of basic" in printed
+    assert (tmp_path / "doom.mp4").stat().st_size > 1_000
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("example_*.py")), ids=lambda path: path.stem)
+def test_every_example_has_help_and_is_tested(path: Path, run: Callable[..., str], capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(path.stem, "--help")
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert "--steps" in shown
+    assert "--seed" in shown
+    tested = {f"example_{verb}_{name}" for verb in ("train", "eval", "watch") for name in ATARI}
+    assert path.stem in {*tested, "example_eval_memory_saving", "example_eval_memory_loading", "example_vizdoom"}
