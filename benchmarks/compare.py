@@ -13,19 +13,23 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from stable_baselines3.common.buffers import ReplayBuffer
+import torch as th
+from stable_baselines3.common.buffers import ReplayBuffer, RolloutBuffer
 from tqdm import tqdm
 
 from benchmarks.memory import rss, run_in_fresh_process
 from benchmarks.recordings import Recording, load_recording, transitions
+from sb3_extra_buffers.compressed import CompressedReplayBuffer, CompressedRolloutBuffer
 
 SB3 = "SB3 ReplayBuffer"
 METHODS = ["auto", "delta", "zstd-dict/3", "zstd-dict/9", "zstd-dict/9 x8", "zstd-5", "igzip1", "lz4-frame/1", "none"]
 BATCH_SIZES = (32, 256)
+ROLLOUT_STEPS = 128
 
 
 def make_buffer(subject: str, recording: Recording) -> ReplayBuffer:
@@ -34,8 +38,6 @@ def make_buffer(subject: str, recording: Recording) -> ReplayBuffer:
     arguments = (size, recording.observation_space, recording.action_space, "cpu", recording.n_envs)
     if subject == SB3:
         return ReplayBuffer(*arguments)
-    from sb3_extra_buffers.compressed import CompressedReplayBuffer
-
     method, _, frames_per_record = subject.partition(" x")
     options = {"frames_per_record": int(frames_per_record)} if frames_per_record else None
     return CompressedReplayBuffer(*arguments, compression_method=method, compression_kwargs=options)
@@ -84,6 +86,38 @@ def timings(subjects: list[str], recording: Recording, repeats: int) -> dict[str
     }
 
 
+def rollout_timings(subjects: list[str], recording: Recording, repeats: int) -> dict[str, dict[str, float]]:
+    """Median milliseconds of filling a rollout buffer with 128 steps and of four epochs of batches of 256."""
+    buffers = {subject: make_rollout_buffer(subject, recording) for subject in subjects}
+    spent: dict[str, list[float]] = {subject: [] for subject in subjects}
+    steps = list(islice(transitions(recording), ROLLOUT_STEPS))
+    zeros = th.zeros(recording.n_envs)
+
+    def one_rollout(buffer: RolloutBuffer) -> None:
+        buffer.reset()
+        for step in steps:
+            buffer.add(step.obs, step.action, step.reward, step.done, zeros, zeros)
+        for _ in range(4):
+            for _ in buffer.get(256):
+                pass
+
+    for repeat in tqdm(range(repeats + 6), "rollouts"):
+        for subject in subjects[repeat % 2 :] + subjects[: repeat % 2]:
+            elapsed = _microseconds(one_rollout, buffers[subject])
+            if repeat > 5:  # in the first ones, "auto" chooses
+                spent[subject].append(elapsed / 1000)
+    return {subject: {"add + 4 epochs, ms": statistics.median(times)} for subject, times in spent.items()}
+
+
+def make_rollout_buffer(subject: str, recording: Recording) -> RolloutBuffer:
+    arguments: dict[str, Any] = {"device": "cpu", "n_envs": recording.n_envs}
+    if subject == SB3:
+        return RolloutBuffer(ROLLOUT_STEPS, recording.observation_space, recording.action_space, **arguments)
+    return CompressedRolloutBuffer(
+        ROLLOUT_STEPS, recording.observation_space, recording.action_space, compression_method=subject, **arguments
+    )
+
+
 def _microseconds(work: Callable[..., Any], *arguments: Any) -> float:
     began = time.perf_counter()
     work(*arguments)
@@ -116,6 +150,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=200, help="samples per batch size")
     parser.add_argument("--no-memory", action="store_true", help="only measure time")
     parser.add_argument("--no-time", action="store_true", help="only measure memory")
+    parser.add_argument(
+        "--rollout", action="store_true", help="rollout buffers instead; with --n-envs 8 as PPO has them"
+    )
     parser.add_argument("--json", type=Path, help="also write the results here")
     arguments = parser.parse_args()
     everything = {}
@@ -123,11 +160,14 @@ def main() -> None:
         recording = load_recording(name, arguments.steps, arguments.n_envs)
         subjects = [SB3, *arguments.methods.split(",")]
         results: dict[str, dict[str, float]] = {subject: {} for subject in subjects}
-        if not arguments.no_memory:
+        if not (arguments.no_memory or arguments.rollout):
             for subject in tqdm(subjects, f"memory, {name}"):
                 found = run_in_fresh_process(memory_per_transition, subject, name, arguments.steps, arguments.n_envs)
                 results[subject]["bytes per transition"] = found
-        if not arguments.no_time:
+        if arguments.rollout:
+            for subject, times in rollout_timings(subjects, recording, arguments.repeats).items():
+                results[subject] |= times
+        elif not arguments.no_time:
             for subject, times in timings(subjects, recording, arguments.repeats).items():
                 results[subject] |= {f"{key}, µs": value for key, value in times.items()}
         print(f"\n{name}, {arguments.steps * arguments.n_envs:,} transitions, {arguments.n_envs} environments\n")

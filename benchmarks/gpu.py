@@ -64,9 +64,7 @@ def main() -> None:
         arguments.json.write_text(json.dumps({"versions": versions, "results": results}, indent=1) + "\n")
 
 
-def measure_replay(
-    subject: str, recording: Recording, steps: int, device: th.device, repeats: int
-) -> dict[str, float]:
+def measure_replay(subject: str, recording: Recording, steps: int, device: th.device, repeats: int) -> dict[str, float]:
     """Fill a buffer, then sample from it."""
     size = steps * recording.n_envs
     space, actions = recording.observation_space, recording.action_space
@@ -140,9 +138,7 @@ def _median_sample(buffer: ReplayBuffer, batch_size: int, device: th.device, rep
     return statistics.median(times[20:])
 
 
-def _median_sample_after_add(
-    buffer: GpuReplayBuffer, recording: Recording, device: th.device, repeats: int
-) -> float:
+def _median_sample_after_add(buffer: GpuReplayBuffer, recording: Recording, device: th.device, repeats: int) -> float:
     """What it costs that the newest transitions must reach the device first."""
     times = []
     for transition in islice(transitions(recording), repeats):

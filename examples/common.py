@@ -56,6 +56,12 @@ def training_arguments(description: str | None, steps: int, n_envs: int = 8) -> 
 # Training
 
 
+def rollout_size(options: argparse.Namespace, n_steps: int, batch_size: int) -> dict[str, Any]:
+    """Arguments of PPO, with smaller rollouts for a run that is shorter than one."""
+    n_steps = max(2, min(n_steps, options.steps // options.n_envs))
+    return {"n_steps": n_steps, "batch_size": min(batch_size, n_steps * options.n_envs)}
+
+
 def train(model: BaseAlgorithm, name: str, options: argparse.Namespace, eval_env: VecEnv | None = None) -> None:
     """Train with a progress bar, save the model, and say how it went and what the buffer took."""
     callbacks: list[BaseCallback] = [Progress(options.steps), BufferStatsCallback()]

@@ -115,8 +115,7 @@ def train(options: Any) -> None:
     model = PPO(
         "CnnPolicy",
         env,
-        n_steps=128,
-        batch_size=64,
+        **common.rollout_size(options, n_steps=128, batch_size=64),
         n_epochs=4,
         learning_rate=2.5e-4,
         ent_coef=0.01,

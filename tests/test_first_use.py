@@ -67,7 +67,7 @@ with warnings.catch_warnings(record=True):
         rollout_buffer_kwargs=dict(dtypes=dtypes, compression_method="rle")).learn(128)
 """,
         """
-DQN("MlpPolicy", "CartPole-v1", buffer_size=99, learning_starts=20, replay_buffer_class=CompressedReplayBuffer).learn(200)
+DQN("MlpPolicy", "CartPole-v1", buffer_size=99, replay_buffer_class=CompressedReplayBuffer).learn(200)
 """,
         """
 space = gym.spaces.Box(0, 255, (4, 36, 36), np.uint8)

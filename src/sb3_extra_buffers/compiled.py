@@ -24,7 +24,7 @@ def load_kernels(module: str) -> ModuleType | None:
     """
     if not has_numba():
         return None
-    notice = threading.Timer(1.0, _announce)
+    notice = threading.Timer(3.0, _announce)
     notice.daemon = True
     notice.start()
     try:

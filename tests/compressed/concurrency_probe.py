@@ -127,8 +127,8 @@ def training_beside_sampling(method: str) -> None:
 
 
 if __name__ == "__main__":
-    name, chosen = sys.argv[1:]
-    {"threads": threads_that_sample, "fork": workers_that_are_forked, "training": training_beside_sampling}[name](
-        chosen
-    )
+    name, *methods = sys.argv[1:]
+    cases = {"threads": threads_that_sample, "fork": workers_that_are_forked, "training": training_beside_sampling}
+    for chosen in methods:
+        cases[name](chosen)
     sys.stdout.write("done")

@@ -66,6 +66,7 @@ def test_the_choice_is_logged_once_and_shown(caplog: pytest.LogCaptureFixture) -
 def early_reviews(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observation_store, "_REVIEW_STEPS", 100)
     monkeypatch.setattr(observation_store, "_LOOK_AGAIN_AT", 0)
+    monkeypatch.setattr(observation_store, "_LOOK_AGAIN_AT_STEPS", 64)
 
 
 @pytest.mark.usefixtures("early_reviews")

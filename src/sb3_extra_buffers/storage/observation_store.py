@@ -25,8 +25,8 @@ from sb3_extra_buffers.storage.stacking import RGB, StackLayout, declared_layout
 logger = logging.getLogger("sb3_extra_buffers")
 
 _LOOK_AT_STEPS = 64
-_LOOK_AGAIN_AT = 1024
-_LOOK_AGAIN_AT_STEPS = 256
+_LOOK_AGAIN_AT = 512
+_LOOK_AGAIN_AT_STEPS = 192
 """The first steps of an episode are often all alike, so what was chosen by them is looked at once more."""
 _LOOK_AT_BYTES = 4 << 20
 _FEWEST_STEPS = 34  # two chains of 16 frames and the start of a third
