@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import common
 import numpy as np
 import torch as th
-from example_eval_memory_saving import BASELINE, chosen, memory_arguments, play, summary
 from stable_baselines3.common.buffers import ReplayBuffer, RolloutBuffer
 from tqdm import tqdm
 
+import common
+from example_eval_memory_saving import BASELINE, chosen, memory_arguments, play, summary
 from sb3_extra_buffers.compressed import CompressedRolloutBuffer
 
 

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import common
 import numpy as np
 from stable_baselines3 import DQN
 from stable_baselines3.common.buffers import ReplayBuffer
 from tqdm import tqdm
 
+import common
 from sb3_extra_buffers.codecs.registry import available_methods, parse_method
 from sb3_extra_buffers.compressed import CompressedReplayBuffer
 from sb3_extra_buffers.training_utils import make_env, warm_up

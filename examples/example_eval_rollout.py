@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stable_baselines3 import PPO
+
 import common
 from example_train_rollout import GAME, NAME
-from stable_baselines3 import PPO
 
 
 def main(argv: Sequence[str] | None = None) -> None:

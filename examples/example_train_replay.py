@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import common
 from stable_baselines3 import DQN
 from stable_baselines3.common.utils import LinearSchedule
 
+import common
 from sb3_extra_buffers.compressed import CompressedReplayBuffer, find_buffer_dtypes
 from sb3_extra_buffers.training_utils import make_env, warm_up
 

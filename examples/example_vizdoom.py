@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import common
 import numpy as np
 import torch as th
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import RolloutBuffer
 from tqdm import tqdm
 
+import common
 from sb3_extra_buffers.compressed import CompressedRolloutBuffer
 from sb3_extra_buffers.recording import RecordBuffer
 from sb3_extra_buffers.training_utils import eval_model

@@ -13,7 +13,8 @@ from typing import TypeVar
 
 Result = TypeVar("Result")
 
-_SMALLEST_SLICE = 16
+_BYTES_WORTH_A_THREAD = 1 << 18
+"""What a core writes in the time that it takes to wake another one up, several times over."""
 _pool: ThreadPoolExecutor | None = None
 
 
@@ -24,12 +25,14 @@ def core_count() -> int:
     return os.cpu_count() or 1
 
 
-def run_in_slices(work: Callable[[int, int], Result], size: int, largest: int | None = None) -> list[Result]:
+def run_in_slices(
+    work: Callable[[int, int], Result], size: int, n_bytes: int, largest: int | None = None
+) -> list[Result]:
     """Call ``work(low, high)`` for consecutive slices of ``range(size)``, in parallel if there is enough to do.
 
-    No slice is longer than ``largest``.
+    ``n_bytes`` are written in all. No slice is longer than ``largest``.
     """
-    n_slices = max(1, min(core_count(), size // _SMALLEST_SLICE))
+    n_slices = max(1, min(core_count(), size, n_bytes // _BYTES_WORTH_A_THREAD))
     if largest is not None:
         n_slices = max(n_slices, -(-size // largest))
     bounds = [size * i // n_slices for i in range(n_slices + 1)]

@@ -121,7 +121,7 @@ def training_beside_sampling(method: str) -> None:
     )
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(lambda: [check(buffer, expected, range(8)) for _ in range(5)])
-        model.learn(80)
+        model.learn(48)
         reading.result()
     model.get_env().close()
 

@@ -139,7 +139,8 @@ def gather_compiled(
         lanes, np.stack(firsts), outs[0], outs[-1], store.ring, store.encoded, store.arena.data,
         store.starts, store.lengths, store.references, references, store.codec.frames_per_record,
     )  # fmt: skip
-    if not all(run_in_slices(lambda low, high: kernels.gather(*arrays, low, high), len(lanes))):
+    n_bytes = sum(out.nbytes for out in outs)
+    if not all(run_in_slices(lambda low, high: kernels.gather(*arrays, low, high), len(lanes), n_bytes)):
         raise CorruptDataError("Stored records do not decode.")
     return True
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Codec, Encoded, Indices
+from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Codec, Encoded, FrameSpec, Indices
 from sb3_extra_buffers.codecs.delta import gather_compiled
 from sb3_extra_buffers.errors import CorruptDataError
 
@@ -14,10 +14,18 @@ if TYPE_CHECKING:
     from sb3_extra_buffers.storage.frame_store import FrameStore
 
 
+_RECORD_BYTES = 1 << 14
+
+
 class NoneCodec(Codec):
     """No compression. The store still shares frames, which is where most of the memory goes."""
 
     name = "none"
+
+    def __init__(self, frame: FrameSpec) -> None:
+        super().__init__(frame)
+        # Small frames go together, so that neither the index nor the work per record weighs much.
+        self.frames_per_record = max(1, min(64, _RECORD_BYTES // frame.nbytes))
 
     def encode(self, records: Bytes, lanes: Indices) -> Encoded:
         n = len(records)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.buffers import BaseBuffer
+from stable_baselines3.common.buffers import BaseBuffer, DictReplayBuffer, DictRolloutBuffer
 from stable_baselines3.common.preprocessing import get_obs_shape, is_image_space
 
 from sb3_extra_buffers.errors import ConfigurationError
@@ -61,6 +61,13 @@ class BaseCompressedBuffer(BaseBuffer):
         if buffer_size < 1 or kwargs.get("n_envs", 1) < 1:
             raise ConfigurationError(
                 f"buffer_size and n_envs must be at least 1, not {buffer_size} and {kwargs.get('n_envs', 1)}."
+            )
+        is_dict = isinstance(observation_space, spaces.Dict)
+        if is_dict != isinstance(self, DictReplayBuffer | DictRolloutBuffer):
+            name, other = type(self).__name__, "the class with" if is_dict else "the class without"
+            raise ConfigurationError(
+                f"{name} is not for observation spaces of type {type(observation_space).__name__}: "
+                f"use {other} 'Dict' in its name."
             )
         if output_dtype not in ("raw", "float"):
             raise ConfigurationError(f"output_dtype must be 'raw' or 'float', not {output_dtype!r}.")
@@ -141,4 +148,4 @@ def _without_elements(space: spaces.Space[Any]) -> spaces.Space[Any]:
         return spaces.Dict({key: _without_elements(part) for key, part in space.spaces.items()})
     if space.dtype is None or space.shape is None:
         raise ConfigurationError(f"An observation space of type {type(space).__name__} cannot be stored.")
-    return spaces.Box(0, 1, shape=(0,), dtype=space.dtype)  # type: ignore[arg-type]  # any dtype will do
+    return spaces.Box(0, 1, shape=(0,), dtype=space.dtype)

@@ -75,18 +75,29 @@ class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
         done: npt.NDArray[Any],
         infos: list[dict[str, Any]],
     ) -> None:
+        with self._prefetcher.lock if self._prefetcher else nullcontext():
+            self._write(obs, next_obs, action, reward, done, infos)
+
+    def _write(
+        self,
+        obs: Any,
+        next_obs: Any,
+        action: npt.NDArray[Any],
+        reward: npt.NDArray[Any],
+        done: npt.NDArray[Any],
+        infos: list[dict[str, Any]],
+    ) -> None:
         # SB3's own method would copy every observation twice before it reaches the store.
         next_column, next_slot = (0, (self.pos + 1) % self.buffer_size) if self.optimize_memory_usage else (1, self.pos)
+        # All of them are checked before any is written, so that a wrong one changes nothing.
         parts = {
             key: (store.checked(_part(obs, key)), store.checked(_part(next_obs, key)))
             for key, store in self._stores.items()
         }
-        action = action.reshape(self.n_envs, self.action_dim)  # all that may fail comes before anything is stored
-        with self._prefetcher.lock if self._prefetcher else nullcontext():
-            for key, store in self._stores.items():
-                store.write(0, self.pos, parts[key][0])
-                store.write(next_column, next_slot, parts[key][1])
-        self.actions[self.pos] = action
+        for key, store in self._stores.items():
+            store.write(0, self.pos, parts[key][0])
+            store.write(next_column, next_slot, parts[key][1])
+        self.actions[self.pos] = action.reshape(self.n_envs, self.action_dim)
         self.rewards[self.pos] = reward
         self.dones[self.pos] = done
         if self.handle_timeout_termination:

@@ -18,6 +18,7 @@ import torch as th
 from sb3_extra_buffers.codecs.base import Bytes, Codec, Indices
 from sb3_extra_buffers.codecs.rle import RleCodec
 from sb3_extra_buffers.errors import CapacityError
+from sb3_extra_buffers.gpu_buffers import kernels
 from sb3_extra_buffers.gpu_buffers.delta_codec import BatchDeltaCodec
 from sb3_extra_buffers.gpu_buffers.device_arena import DeviceArena, HeapBudget
 from sb3_extra_buffers.gpu_buffers.kernels.batch import ObservationBatch
@@ -126,6 +127,11 @@ class DeviceFrameStore(FrameStore):
             return self.decode_on_host(lanes.cpu().numpy(), [firsts.cpu().numpy()])[0]
         return decoded.reshape(-1, self.layout.stack, frames.frame_bytes)
 
+    @property
+    def has_kernel(self) -> bool:
+        """Whether there is a kernel that rebuilds whole batches."""
+        return isinstance(self.codec, BatchDeltaCodec | RleCodec) and kernels.uses_triton(self.device)
+
     def launch(self, batch: ObservationBatch) -> None:
         """Rebuild observations with a kernel that does the whole batch."""
         if isinstance(self.codec, RleCodec):
@@ -163,6 +169,7 @@ class DeviceFrameStore(FrameStore):
                 packed, packed_starts[low:high], lengths[low:high], references[low:high], decoded[low:high]
             ),
             len(records),
+            decoded.nbytes,
         )
         frames[len(records) * group : -1] = self.ring[all_lanes[waiting], wanted[waiting] % self.ring.shape[1]]
         sources = np.full(wanted.shape, n_frames - 1)
@@ -229,14 +236,15 @@ class DeviceFrameStore(FrameStore):
         self._changed = True
 
     def _make_index_room(self, counts: Indices, oldest: Callable[[], Indices]) -> None:
-        def missing() -> int:
+        def missing(spare: int = 0) -> int:
             records = self.encoded // self.codec.frames_per_record - self.first_records
-            return int((records + counts).max()) + 1 - self.starts.shape[1]
+            return int((records + counts).max()) + 1 + spare - self.starts.shape[1]
 
         if missing() > 0:
             self.release(oldest())
-        while missing() > 0:
-            self._grow_index()
+            # Looking for the oldest frame costs time, so there is to be some room before it must be done again.
+            while missing(self.starts.shape[1] // 16) > 0:
+                self._grow_index()
 
     def _forget_copy(self) -> None:
         device, frame_bytes = self.device, self.codec.frame.nbytes

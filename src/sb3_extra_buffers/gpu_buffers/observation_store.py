@@ -61,6 +61,8 @@ class DeviceStore(ObservationStore):
     def __init__(self, *args: Any, device: th.device, budget: HeapBudget, **kwargs: Any) -> None:
         self.device = device
         self.budget = budget
+        self.gathers_fields = False
+        """Whether a Triton kernel gathers observations, which can bring the fields along."""
         super().__init__(*args, **kwargs)
         self._plain_output = self.stored_dtype == self.output_dtype and self.divisor == 1.0
 
@@ -81,10 +83,6 @@ class DeviceStore(ObservationStore):
         """
         raise NotImplementedError
 
-    @property
-    def gathers_fields(self) -> bool:
-        """Whether a Triton kernel gathers observations, which can bring the fields along."""
-        raise NotImplementedError
 
     def flush(self) -> None:
         """Bring the device up to date, without waiting for it."""
@@ -119,6 +117,7 @@ class PackedObservationStore(DeviceStore):
         self.device = device
         if self.device_frames is not None:
             self.device_frames.to(device)
+            self.gathers_fields = self.device_frames.has_kernel
         self._copy_ends()
 
     def make_room(self) -> None:
@@ -132,11 +131,6 @@ class PackedObservationStore(DeviceStore):
     def clear(self) -> None:
         super().clear()
         self._changes.note_all()
-
-    @property
-    def gathers_fields(self) -> bool:
-        on_device = self.device_frames is not None and not isinstance(self.codec, ZstdCodec)
-        return on_device and kernels.uses_triton(self.device)
 
     def read_tensors(
         self, columns: list[int], places: Places, fields: FieldBatch | None = None
@@ -197,6 +191,7 @@ class PackedObservationStore(DeviceStore):
             if self.device_frames is not None:
                 self.budget.taken -= self.device_frames.arena.size
             self.frames, self.layout, self._recipe, self.ends = before
+            self.gathers_fields = False
             self._decide_at = self._steps + 1
             raise
 
@@ -210,6 +205,7 @@ class PackedObservationStore(DeviceStore):
         if recipe.method.name == "delta":
             codec = BatchDeltaCodec(layout.frame, frames_per_record=codec.frames_per_record)
         self.frames = DeviceFrameStore(codec, self.n_envs, layout, self.device, self.budget)
+        self.gathers_fields = self.frames.has_kernel
 
     def _rebuild(self, layout: StackLayout, recipe: CodecRecipe) -> None:
         if self.device_frames is not None:
@@ -247,6 +243,7 @@ class DenseObservationStore(DeviceStore):
         n_bytes = math.prod(self.shape) * self.stored_dtype.itemsize
         shape = (len(self.ends), self.n_slots, self.n_envs, n_bytes)
         self.values = th.zeros(shape, dtype=th.uint8, device=self.device)
+        self.gathers_fields = kernels.uses_triton(self.device)
         self.ends = []
 
     @property
@@ -260,6 +257,7 @@ class DenseObservationStore(DeviceStore):
     def to(self, device: th.device) -> None:
         self.device = device
         self.values = self.values.to(device)
+        self.gathers_fields = kernels.uses_triton(device)
 
     def make_room(self) -> None:
         pass
@@ -280,10 +278,6 @@ class DenseObservationStore(DeviceStore):
     ) -> list[npt.NDArray[Any]]:
         places = Places([slots for _, slots in wanted], envs, self.device)
         return [found.cpu().numpy() for found in self.read_tensors([column for column, _ in wanted], places)]
-
-    @property
-    def gathers_fields(self) -> bool:
-        return kernels.uses_triton(self.device)
 
     def read_tensors(
         self, columns: list[int], places: Places, fields: FieldBatch | None = None

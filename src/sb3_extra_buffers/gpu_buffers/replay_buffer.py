@@ -7,20 +7,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch as th
-from gymnasium import spaces
 from stable_baselines3.common.buffers import DictReplayBuffer
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_extra_buffers.compressed.base import SINGLE
 from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
-from sb3_extra_buffers.gpu_buffers import kernels
 from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer
 from sb3_extra_buffers.gpu_buffers.fields import Fields
 from sb3_extra_buffers.gpu_buffers.kernels.batch import FieldBatch
 from sb3_extra_buffers.gpu_buffers.normalization import normalize_obs, normalize_reward
 from sb3_extra_buffers.gpu_buffers.observation_store import Places
 
+_ONE_COLUMN, _TWO_COLUMNS = [0, 0], [0, 1]
 _FIELDS = ("actions", "rewards", "dones", "timeouts")
 
 
@@ -82,35 +81,42 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
         self._settle()
         last_inds = batch_inds if last_inds is None else last_inds
         following = (last_inds + 1) % self.buffer_size if self.optimize_memory_usage else last_inds
-        columns = [0, 0 if self.optimize_memory_usage else 1]
+        columns = _ONE_COLUMN if self.optimize_memory_usage else _TWO_COLUMNS
+        stores = self._device_stores
         self._fields.flush()
-        for store in self._device_stores.values():
+        for store in stores.values():
             store.flush()
         places = Places([batch_inds, following], env_indices, self._location)
-        launch = self._field_batch(len(places))
-        pairs, with_launch = {}, launch
-        for key, store in self._device_stores.items():
-            pairs[key] = store.read_tensors(columns, places, with_launch if store.gathers_fields else None)
-            if store.gathers_fields:
-                with_launch = None
-        if launch is not None and with_launch is None:
-            _, actions, rewards, dones, *_ = launch
-        else:
-            actions, rewards, dones = self._fields_at(places)
-        obs, next_obs = ({key: pair[which] for key, pair in pairs.items()} for which in (0, 1))
-        is_dict = isinstance(self.observation_space, spaces.Dict)
-        return (DictReplayBufferSamples if is_dict else ReplayBufferSamples)(
-            observations=self._observations(obs, env),
+        # The first launch brings the fields along.
+        with_fields = next((key for key, store in stores.items() if store.gathers_fields), None)
+        fields = None if with_fields is None else self._field_batch(len(batch_inds))
+        pairs = {
+            key: store.read_tensors(columns, places, fields if key == with_fields else None)
+            for key, store in stores.items()
+        }
+        actions, rewards, dones = self._fields_at(places) if fields is None else fields[1:4]
+        if env is not None:
+            rewards = normalize_reward(rewards, env)
+        if SINGLE in pairs:
+            obs, next_obs = (self._output(normalize_obs(found, env)) for found in pairs[SINGLE])
+            return ReplayBufferSamples(
+                obs, self._output(actions), next_obs, self._output(dones), self._output(rewards)
+            )
+        all_obs, all_next_obs = (
+            normalize_obs({key: pair[which] for key, pair in pairs.items()}, env) for which in (0, 1)
+        )
+        return DictReplayBufferSamples(
+            observations={key: self._output(found) for key, found in all_obs.items()},
             actions=self._output(actions),
-            next_observations=self._observations(next_obs, env),
+            next_observations={key: self._output(found) for key, found in all_next_obs.items()},
             dones=self._output(dones),
-            rewards=self._output(normalize_reward(rewards, env)),
+            rewards=self._output(rewards),
         )
 
     def _field_batch(self, n: int) -> FieldBatch | None:
         """Fields that a kernel will gather, if that can be done."""
         location, dtype = self._location, self._fields.tensor("actions").dtype
-        if not kernels.uses_triton(location) or dtype.itemsize % 4:
+        if dtype.itemsize % 4:
             return None
         if not self._field_constants:
             words = self.action_dim * dtype.itemsize // 4
@@ -129,11 +135,6 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
         fields, where = self._fields, (places.tensor[0], places.env_tensor)
         dones = fields.tensor("dones")[where] * (1 - fields.tensor("timeouts")[where])
         return fields.tensor("actions")[where], fields.tensor("rewards")[where][:, None], dones[:, None]
-
-    def _observations(self, found: dict[str, Any], env: VecNormalize | None) -> Any:
-        if isinstance(self.observation_space, spaces.Dict):
-            return {key: self._output(tensor) for key, tensor in normalize_obs(found, env).items()}
-        return self._output(normalize_obs(found[SINGLE], env))
 
     def _settle(self) -> None:
         before = self._location

@@ -36,7 +36,9 @@ def to_pictures(frames: Iterable[npt.NDArray[Any]]) -> Iterator[Picture]:
             )
         if frame.dtype.kind in "fb":
             frame = np.nan_to_num(frame.astype(np.float64)).clip(0, 1) * 255
-        pixels = np.rint(frame).clip(0, 255).astype(np.uint8).transpose(1, 2, 0)
+        if frame.dtype != np.uint8:
+            frame = np.rint(frame).clip(0, 255).astype(np.uint8)
+        pixels = frame.transpose(1, 2, 0)
         yield np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
 
 

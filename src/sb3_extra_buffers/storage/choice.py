@@ -50,7 +50,7 @@ class Preference:
 
     @property
     def cost(self) -> float:
-        return (self.frame_bytes + _FIXED_BYTES) * self.microseconds**TIME_WEIGHT
+        return float((self.frame_bytes + _FIXED_BYTES) * self.microseconds**TIME_WEIGHT)
 
 
 def choose_codec(layout: StackLayout, steps: npt.NDArray[Any], current: CodecRecipe | None = None) -> Preference:

@@ -76,6 +76,7 @@ class FrameStore:
                 lanes[low:high], [first[low:high] for first in firsts], [out[low:high] for out in outs]
             ),
             len(lanes),
+            sum(out.nbytes for out in outs),
             largest=max(8, _CACHE_BYTES // group_bytes),
         )
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch as th
+
+
+@functools.cache
+def _several_gpus() -> bool:
+    return th.cuda.device_count() > 1
 
 
 class Launcher:
@@ -20,7 +26,7 @@ class Launcher:
         self._compiled: dict[Any, Any] = {}
 
     def __call__(self, device: th.device, grid: tuple[int, int], key: Any, *arguments: Any) -> None:
-        if device.type == "cuda" and device.index != th.cuda.current_device():
+        if _several_gpus() and device.type == "cuda" and device.index != th.cuda.current_device():
             with th.cuda.device(device):
                 self(device, grid, key, *arguments)
             return
