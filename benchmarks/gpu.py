@@ -173,13 +173,13 @@ def _kernel_time(buffer: GpuReplayBuffer, batch_size: int = 256, n_batches: int 
             frames.launch(batch)
     times = []
     for _ in range(30):
-        start, end = th.cuda.Event(enable_timing=True), th.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        start.record()  # type: ignore[no-untyped-call]
-        graph.replay()  # type: ignore[no-untyped-call]
-        end.record()  # type: ignore[no-untyped-call]
-        end.synchronize()  # type: ignore[no-untyped-call]
-        times.append(1e3 * start.elapsed_time(end) / n_batches)  # type: ignore[no-untyped-call]
-    return statistics.median(times)
+        start, end = (th.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(1e3 * start.elapsed_time(end) / n_batches)
+    return float(statistics.median(times))
 
 
 def _microseconds(work: Callable[..., Any], *arguments: Any) -> float:

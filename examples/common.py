@@ -23,8 +23,9 @@ from tqdm import tqdm
 
 from sb3_extra_buffers.compressed.base import DummyCls
 from sb3_extra_buffers.recording import RecordBuffer
-from sb3_extra_buffers.training_utils import BufferStatsCallback, eval_model
 from sb3_extra_buffers.training_utils.atari import make_env
+from sb3_extra_buffers.training_utils.callbacks import BufferStatsCallback
+from sb3_extra_buffers.training_utils.eval_model import eval_model
 
 WITHOUT_BUFFERS = {"replay_buffer_class": DummyCls, "rollout_buffer_class": DummyCls}
 """Loads a model that is only to play, without the memory for its training."""

@@ -22,7 +22,8 @@ from tqdm import tqdm
 import common
 from sb3_extra_buffers.codecs.registry import available_methods, parse_method
 from sb3_extra_buffers.compressed import CompressedReplayBuffer
-from sb3_extra_buffers.training_utils import make_env, warm_up
+from sb3_extra_buffers.training_utils.atari import make_env
+from sb3_extra_buffers.training_utils.buffer_warmup import warm_up
 
 BASELINE = "SB3 (baseline)"
 METHODS = (

@@ -9,7 +9,8 @@ from stable_baselines3.common.utils import LinearSchedule
 
 import common
 from sb3_extra_buffers.compressed import CompressedReplayBuffer, find_buffer_dtypes
-from sb3_extra_buffers.training_utils import make_env, warm_up
+from sb3_extra_buffers.training_utils.atari import make_env
+from sb3_extra_buffers.training_utils.buffer_warmup import warm_up
 
 GAME, NAME = "MsPacmanNoFrameskip-v4", "dqn_mspacman"
 

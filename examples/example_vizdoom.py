@@ -21,7 +21,7 @@ from tqdm import tqdm
 import common
 from sb3_extra_buffers.compressed import CompressedRolloutBuffer
 from sb3_extra_buffers.recording import RecordBuffer
-from sb3_extra_buffers.training_utils import eval_model
+from sb3_extra_buffers.training_utils.eval_model import eval_model
 from sb3_extra_buffers.training_utils.vizdoom import VizdoomEnv, make_env
 
 PUBLISHED_OBSERVATIONS = 47_000

@@ -76,7 +76,7 @@ class Stacked:
     def _next_frame(self) -> np.ndarray:
         frame = self.background.copy()
         changes = self.rng.integers(0, frame.size, size=3)
-        frame.reshape(-1)[changes] = draw(spaces.Box(0, 100, (3,), frame.dtype), self.rng)
+        frame.reshape(-1)[changes] = self.rng.integers(0, 100, size=3)
         return frame
 
     def _observe(self) -> np.ndarray:

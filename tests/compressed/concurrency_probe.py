@@ -111,9 +111,9 @@ def training_beside_sampling(method: str) -> None:
     expected = {seed: batch_at(buffer, seed) for seed in range(8)}
     options = {"learning_starts": 20, "train_freq": 4, "batch_size": 16, "buffer_size": 200}
     model = DQN(
-        "CnnPolicy",
+        "MlpPolicy",
         SubprocVecEnv([lambda: SpaceEnv(SPACE)] * 2, start_method="fork"),
-        policy_kwargs={"features_extractor_kwargs": {"features_dim": 8}},
+        policy_kwargs={"net_arch": [64]},
         replay_buffer_class=CompressedReplayBuffer,
         replay_buffer_kwargs={"compression_method": method},
         device="cpu",

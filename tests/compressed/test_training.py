@@ -26,7 +26,7 @@ from sb3_extra_buffers.compressed import (
 from tests.environments import SpaceEnv
 
 METHODS = ["none", "rle", "rle-jit", "zstd-5", "lz4-frame/1", "igzip1", "delta", "zstd-dict", "auto"]
-FEW_METHODS = ["none", "zstd-5", "delta", "auto"]
+FEW_METHODS = ["zstd-5", "delta", "auto"]
 WITH_EVERY_METHOD = ("DQN on Atari", "SAC on vectors")
 DICT_SPACE = spaces.Dict(
     {

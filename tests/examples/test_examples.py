@@ -99,5 +99,6 @@ def test_every_example_has_help_and_is_tested(path: Path, run: Callable[..., str
     shown = capsys.readouterr().out
     assert "--steps" in shown
     assert "--seed" in shown
-    tested = {f"example_{verb}_{name}" for verb in ("train", "eval", "watch") for name in ATARI}
+    names = (*ATARI, "gpu_rollout", "gpu_replay")
+    tested = {f"example_{verb}_{name}" for verb in ("train", "eval", "watch") for name in names}
     assert path.stem in {*tested, "example_eval_memory_saving", "example_eval_memory_loading", "example_vizdoom"}

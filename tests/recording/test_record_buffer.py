@@ -153,7 +153,7 @@ def test_frames_compare_iterate_and_compute_as_an_array_does() -> None:
     with pytest.raises(IndexError, match="one dimension"):
         buffer.frames[np.ones((10, 3), bool)]
     with pytest.raises(ValueError, match="without a copy"):
-        np.array(buffer.frames, copy=False)
+        buffer.frames.__array__(copy=False)
 
 
 def test_records_do_not_change_with_the_buffer() -> None:

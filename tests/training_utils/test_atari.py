@@ -39,8 +39,8 @@ def test_observations_have_their_frames_first(framestack: int) -> None:
 
 
 def test_several_environments_have_processes_and_seeds_of_their_own() -> None:
-    # SB3 does not fork its workers: they know no Atari games until they are told.
-    env = make_env(PONG, 2, seed=5, wrapper_kwargs={"noop_max": 7})
+    # Forked, because that is quick; by default SB3 starts its workers anew.
+    env = make_env(PONG, 2, seed=5, vec_env_kwargs={"start_method": "fork"}, wrapper_kwargs={"noop_max": 7})
     same = make_env(PONG, 2, DummyVecEnv, seed=5, wrapper_kwargs={"noop_max": 7})
     assert isinstance(env.unwrapped, SubprocVecEnv)
     first, second = env.reset(), same.reset()

@@ -16,7 +16,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import configure
 
 from sb3_extra_buffers.compressed import CompressedReplayBuffer, CompressedRolloutBuffer
-from sb3_extra_buffers.training_utils import BufferStatsCallback
+from sb3_extra_buffers.training_utils.callbacks import BufferStatsCallback
 from tests.environments import SpaceEnv
 
 IMAGES = spaces.Box(0, 255, (4, 12, 12), np.uint8)

@@ -20,7 +20,9 @@ from stable_baselines3.her import HerReplayBuffer
 from sb3_extra_buffers.compressed import CompressedDictReplayBuffer, CompressedReplayBuffer, CompressedRolloutBuffer
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.recording import DummyRecordBuffer, FramelessRecordBuffer, RecordBuffer
-from sb3_extra_buffers.training_utils import atari, eval_model, warm_up
+from sb3_extra_buffers.training_utils import atari
+from sb3_extra_buffers.training_utils.buffer_warmup import warm_up
+from sb3_extra_buffers.training_utils.eval_model import eval_model
 from tests.environments import SpaceEnv
 from tests.training_utils.scripts import Scripted, assert_same_contents, collected_by_sb3
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 import pickle
@@ -9,7 +10,6 @@ from typing import Any
 
 import pytest
 from stable_baselines3 import PPO
-from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor, VecNormalize
 
@@ -18,18 +18,14 @@ from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.training_utils.eval_model import Evaluation, eval_model
 from tests.environments import SpaceEnv
 from tests.training_utils.scripts import Scripted
-from tests.training_utils.test_collection import IMAGES, breakout
+from tests.training_utils.test_collection import IMAGES, VECTORS, breakout, made
 
 N_EPISODES = 7
 
 
-def cart_pole(n_envs: int = 3) -> VecEnv:
-    return make_vec_env("CartPole-v1", n_envs=n_envs, seed=0)
-
-
 @pytest.fixture(scope="module")
 def model() -> PPO:
-    return PPO("MlpPolicy", cart_pole(), seed=0, device="cpu")
+    return PPO("MlpPolicy", made(VECTORS), seed=0, device="cpu")
 
 
 def closed(env: VecEnv) -> list[bool]:
@@ -41,8 +37,8 @@ def closed(env: VecEnv) -> list[bool]:
 
 @pytest.mark.parametrize("n_envs", [1, 3, 10])
 def test_episodes_are_those_of_sb3(model: PPO, n_envs: int) -> None:
-    expected, _ = evaluate_policy(model, cart_pole(n_envs), N_EPISODES, return_episode_rewards=True)
-    returns, seconds = eval_model(N_EPISODES, cart_pole(n_envs), model, progress=False)
+    expected, _ = evaluate_policy(model, made(VECTORS, n_envs), N_EPISODES, return_episode_rewards=True)
+    returns, seconds = eval_model(N_EPISODES, made(VECTORS, n_envs), model, progress=False)
     assert returns == expected
     assert seconds == []
 
@@ -62,7 +58,7 @@ def test_episodes_without_a_monitor(model: PPO, wrap: Any) -> None:
 
 
 def test_the_environment_is_closed_unless_it_is_to_stay_open(model: PPO) -> None:
-    env = cart_pole()
+    env = made(VECTORS)
     calls = closed(env)
     eval_model(1, env, model, close_env=False, progress=False)
     assert not calls
@@ -71,7 +67,7 @@ def test_the_environment_is_closed_unless_it_is_to_stay_open(model: PPO) -> None
 
 
 def test_the_environment_is_closed_after_an_error(model: PPO) -> None:
-    env = cart_pole()
+    env = made(VECTORS)
     calls = closed(env)
     with pytest.raises(ConfigurationError, match="not a replay"):
         eval_model(1, env, model, buffer=[1])  # type: ignore[list-item]
@@ -98,7 +94,7 @@ def test_several_buffers_of_a_real_game(framestack: int) -> None:
 
 
 def test_progress_is_shown_with_its_rate(model: PPO, capsys: pytest.CaptureFixture[str]) -> None:
-    eval_model(2, cart_pole(), model)
+    eval_model(2, made(VECTORS), model)
     shown = capsys.readouterr().err
     assert "2/2" in shown
     assert "episode/s" in shown
@@ -125,3 +121,13 @@ def test_the_summary_of_nothing() -> None:
     assert math.isnan(zero.relative_iqr)
     assert str(zero).startswith("1 episode, mean return 0.0 ± 0.00\n")
     assert "relative IQR: - |" in str(zero)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [("atari", "make_env"), ("eval_model", "eval_model"), ("buffer_warmup", "warm_up")]
+)
+def test_modules_are_found_where_the_older_library_has_them(module: str, name: str) -> None:
+    package = importlib.import_module("sb3_extra_buffers.training_utils")
+    imported = importlib.import_module(f"sb3_extra_buffers.training_utils.{module}")
+    assert getattr(package, module) is imported  # and not a function of the same name
+    assert callable(getattr(imported, name))

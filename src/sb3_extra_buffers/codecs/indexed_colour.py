@@ -1,8 +1,8 @@
 """Indexed colour: one byte per pixel instead of three, in front of any codec.
 
 Retro games and Doom draw with at most 256 colours. As numbers in a palette their frames are a third as large before the
-codec sees them, and smaller after it. The palette grows as colours appear and never changes otherwise, so it is shared by
-all records; a record with a colour for which there is no room left is stored as it is.
+codec sees them, and smaller after it. The palette grows as colours appear and never changes otherwise, so all records
+share it; a record with a colour for which there is no room left is stored as it is.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class IndexedColourCodec(Codec):
     def __init__(self, frame: FrameSpec, make_inner: Callable[[FrameSpec], Codec]) -> None:
         if frame.channels != 3 or frame.dtype.itemsize != 1:
             raise ConfigurationError(
-                "indexed_colour is for RGB images of dtype uint8: a first or last axis of 3, or 3 for each stacked frame."
+                "indexed_colour is for RGB images of dtype uint8, with a first or last axis of 3 for each frame."
             )
         super().__init__(frame)
         self.inner = make_inner(FrameSpec(frame.size // 3, np.dtype(np.uint8)))

@@ -84,8 +84,8 @@ def parse_method(text: str) -> Method:
 def create_codec(method: str | Method, frame: FrameSpec, **options: Any) -> Codec:
     """The codec for ``method`` and frames like ``frame``.
 
-    ``compresslevel`` in the options overrides the method's, ``indexed_colour=True`` puts a palette in front of it; the others
-    are the codec's own.
+    ``compresslevel`` in the options overrides the method's, ``indexed_colour=True`` puts a palette in front of it; the
+    others are the codec's own.
     """
     parsed = parse_method(method if isinstance(method, str) else str(method))
     if parsed.name == AUTO:

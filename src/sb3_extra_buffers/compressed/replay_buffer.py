@@ -94,10 +94,11 @@ class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
             key: (store.checked(_part(obs, key)), store.checked(_part(next_obs, key)))
             for key, store in self._stores.items()
         }
+        action = action.reshape(self.n_envs, self.action_dim)
         for key, store in self._stores.items():
             store.write(0, self.pos, parts[key][0])
             store.write(next_column, next_slot, parts[key][1])
-        self.actions[self.pos] = action.reshape(self.n_envs, self.action_dim)
+        self.actions[self.pos] = action
         self.rewards[self.pos] = reward
         self.dones[self.pos] = done
         if self.handle_timeout_termination:

@@ -39,8 +39,8 @@ class BaseGpuBuffer(BaseCompressedBuffer):
 
     Arguments as of :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`, with these differences:
 
-    :param compression_method: ``"none"``, ``"rle"``, ``"zstd"`` (with a level: ``"zstd-5"``) or ``"delta"``. The default,
-        ``"auto"``, means ``delta`` for images and ``none`` for everything else.
+    :param compression_method: ``"none"``, ``"rle"``, ``"zstd"`` (with a level: ``"zstd-5"``) or ``"delta"``. The
+        default, ``"auto"``, means ``delta`` for images and ``none`` for everything else.
     :param buffer_device: Where observations are kept; by default on ``device``, where batches go.
     :param heap_bytes: The most that compressed observations may take on the device. Past it, ``add`` raises a
         ``ValueError``, and what was stored before stays readable. By default, memory is taken as needed.
@@ -65,10 +65,13 @@ class BaseGpuBuffer(BaseCompressedBuffer):
         method = parse_method(compression_method)
         if method.name.removesuffix("-jit") not in (*METHODS, "auto"):
             raise UnknownMethodError(
-                f"Buffers on a device have the compression methods auto, {', '.join(METHODS)}, not {compression_method!r}."
+                f"Buffers on a device have the compression methods auto, {', '.join(METHODS)}, "
+                f"not {compression_method!r}."
             )
         if kwargs.get("prefetch"):
-            raise ConfigurationError("prefetch=True is for buffers in host memory: a device works in the background anyway.")
+            raise ConfigurationError(
+                "prefetch=True is for buffers in host memory: a device works in the background anyway."
+            )
         for name, value in (("heap_bytes", heap_bytes), ("max_slot_bytes", max_slot_bytes)):
             if value is not None and value < 1:
                 raise ConfigurationError(f"{name} must be at least 1, not {value}.")
@@ -176,7 +179,9 @@ class BaseGpuBuffer(BaseCompressedBuffer):
 
 def _config_for(config: StorageConfig, is_image: bool) -> StorageConfig:
     """The configuration with its method and options as they are here."""
-    method = (parse_method("delta") if is_image else parse_method("none")) if config.recipe is None else config.recipe.method
+    method = (
+        (parse_method("delta") if is_image else parse_method("none")) if config.recipe is None else config.recipe.method
+    )
     options = {} if config.recipe is None else dict(config.recipe.options)
     if method.name == "delta":
         options.setdefault("frames_per_record", _DEFAULT_FRAMES_PER_RECORD)

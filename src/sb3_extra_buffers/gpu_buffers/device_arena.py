@@ -29,7 +29,9 @@ class HeapBudget:
 
 
 class DeviceArena(Arena):
-    """Bytes that are written are collected in pinned memory and cross the bus together, at the latest with :meth:`flush`.
+    """Bytes that are written are collected in pinned memory and cross the bus together.
+
+    That is when there are many, or with :meth:`flush`.
 
     :param slack: Bytes beyond the end that may be read, though not used: batches are read in windows of one width.
     """

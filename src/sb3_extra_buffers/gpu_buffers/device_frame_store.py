@@ -44,10 +44,9 @@ class DeviceFrameStore(FrameStore):
     """
 
     arena: DeviceArena
+    _copy: DeviceFrames
 
-    def __init__(
-        self, codec: Codec, n_lanes: int, layout: StackLayout, device: th.device, budget: HeapBudget
-    ) -> None:
+    def __init__(self, codec: Codec, n_lanes: int, layout: StackLayout, device: th.device, budget: HeapBudget) -> None:
         super().__init__(codec, n_lanes, layout)
         self.arena = DeviceArena(device, budget, slack=codec.record_bytes)
         # Room for a step, which may bring two whole observations, beside an unfinished record.
@@ -158,10 +157,10 @@ class DeviceFrameStore(FrameStore):
 
         # The last frame stays zero, for observations that were never written.
         n_frames = len(records) * group + int(np.count_nonzero(waiting)) + 1
-        found = th.zeros(
-            (n_frames, self.codec.frame.nbytes), dtype=th.uint8, pin_memory=self.device.type == "cuda"
-        )
+        shape = (n_frames, self.codec.frame.nbytes)
+        found = th.empty(shape, dtype=th.uint8, pin_memory=self.device.type == "cuda")
         frames = found.numpy()
+        frames[-1] = 0
         decoded = frames[: len(records) * group].reshape(len(records), self.codec.record_bytes)
         references = np.zeros(len(records), dtype=np.int64)
         run_in_slices(

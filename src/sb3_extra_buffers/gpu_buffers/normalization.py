@@ -19,7 +19,8 @@ def normalize_obs(observations: Any, env: VecNormalize | None) -> Any:
     if _is_customized(env, "normalize_obs") or _is_customized(env, "_normalize_obs") or _lacks_float64(observations):
         return _on_host(env.normalize_obs, observations)
     if not isinstance(observations, dict):
-        return _normalize(observations, env.obs_rms, env)
+        statistics: Any = env.obs_rms
+        return _normalize(observations, statistics, env)
     keys = env.norm_obs_keys or []
     return {
         key: _normalize(tensor, env.obs_rms[key], env) if key in keys else tensor

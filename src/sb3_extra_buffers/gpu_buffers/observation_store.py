@@ -74,15 +74,12 @@ class DeviceStore(ObservationStore):
         """For a step in all columns. All that can fail happens here, before anything is stored."""
         raise NotImplementedError
 
-    def read_tensors(
-        self, columns: list[int], places: Places, fields: FieldBatch | None = None
-    ) -> list[th.Tensor]:
+    def read_tensors(self, columns: list[int], places: Places, fields: FieldBatch | None = None) -> list[th.Tensor]:
         """The observations of each column at ``places``.
 
-        :param fields: Fields to be gathered in the same launch, where :attr:`gathers_fields` says that this can be done.
+        :param fields: Fields to be gathered in the same launch, where :attr:`gathers_fields` says that this can be.
         """
         raise NotImplementedError
-
 
     def flush(self) -> None:
         """Bring the device up to date, without waiting for it."""
@@ -132,9 +129,7 @@ class PackedObservationStore(DeviceStore):
         super().clear()
         self._changes.note_all()
 
-    def read_tensors(
-        self, columns: list[int], places: Places, fields: FieldBatch | None = None
-    ) -> list[th.Tensor]:
+    def read_tensors(self, columns: list[int], places: Places, fields: FieldBatch | None = None) -> list[th.Tensor]:
         frames = self.device_frames
         if frames is None:
             pairs = list(zip(columns, places.slots, strict=True))
@@ -279,9 +274,7 @@ class DenseObservationStore(DeviceStore):
         places = Places([slots for _, slots in wanted], envs, self.device)
         return [found.cpu().numpy() for found in self.read_tensors([column for column, _ in wanted], places)]
 
-    def read_tensors(
-        self, columns: list[int], places: Places, fields: FieldBatch | None = None
-    ) -> list[th.Tensor]:
+    def read_tensors(self, columns: list[int], places: Places, fields: FieldBatch | None = None) -> list[th.Tensor]:
         if self.gathers_fields:
             from sb3_extra_buffers.gpu_buffers.kernels.rows_triton import gather_rows
 

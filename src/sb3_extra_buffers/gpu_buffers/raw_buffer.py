@@ -16,7 +16,7 @@ class RawBuffer:
 
     def __init__(self, size: int, device: th.device | str = CPU) -> None:
         self.device = th.device(device)
-        self.storage = th.UntypedStorage(size, device=self.device)
+        self.storage = _allocate(size, self.device)
         self.bytes = _view(self.storage)
         """All of it as a tensor."""
 
@@ -30,7 +30,7 @@ class RawBuffer:
     def move(self, size: int, parts: tuple[tuple[int, int, int], ...]) -> None:
         """Start anew with ``size`` bytes, of which ``parts``, given as (from, to, length), come from the old ones."""
         old = self.bytes
-        self.storage = th.UntypedStorage(size, device=self.device)
+        self.storage = _allocate(size, self.device)
         self.bytes = _view(self.storage)
         for source, target, length in parts:
             self.bytes[target : target + length].copy_(old[source : source + length], non_blocking=True)
@@ -38,7 +38,7 @@ class RawBuffer:
     def to(self, device: th.device | str) -> None:
         """Move all bytes to another device."""
         old, self.device = self.bytes, th.device(device)
-        self.storage = th.UntypedStorage(old.numel(), device=self.device)
+        self.storage = _allocate(old.numel(), self.device)
         self.bytes = _view(self.storage)
         self.bytes.copy_(old)
 
@@ -118,6 +118,10 @@ def pack_segments(source: th.Tensor, starts: th.Tensor, lengths: th.Tensor) -> t
     shifts = (starts - (lengths.cumsum(0) - lengths)).to(device, non_blocking=True)
     shifts = shifts.repeat_interleave(lengths.to(device, non_blocking=True), output_size=total)
     return source[shifts + th.arange(total, device=device)]
+
+
+def _allocate(size: int, device: th.device) -> th.UntypedStorage:
+    return th.UntypedStorage(size, device=device)  # type: ignore[no-untyped-call]  # torch does not type it
 
 
 def _view(storage: th.UntypedStorage) -> th.Tensor:

@@ -99,9 +99,7 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
             rewards = normalize_reward(rewards, env)
         if SINGLE in pairs:
             obs, next_obs = (self._output(normalize_obs(found, env)) for found in pairs[SINGLE])
-            return ReplayBufferSamples(
-                obs, self._output(actions), next_obs, self._output(dones), self._output(rewards)
-            )
+            return ReplayBufferSamples(obs, self._output(actions), next_obs, self._output(dones), self._output(rewards))
         all_obs, all_next_obs = (
             normalize_obs({key: pair[which] for key, pair in pairs.items()}, env) for which in (0, 1)
         )

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch as th
-from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer
 from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
@@ -53,13 +52,11 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
         found = {key: store.read_tensors([0], places)[0] for key, store in self._device_stores.items()}
         actions, numbers = self._numbers or self._send_numbers()
         chosen = places.tensor[2]
-        is_dict = isinstance(self.observation_space, spaces.Dict)
         observations = {key: self._output(tensor) for key, tensor in found.items()}
-        return (DictRolloutBufferSamples if is_dict else RolloutBufferSamples)(
-            observations if is_dict else observations[SINGLE],
-            self._output(actions[chosen]),
-            *self._output(numbers[:, chosen]).unbind(0),
-        )
+        rest = self._output(actions[chosen]), *self._output(numbers[:, chosen]).unbind(0)
+        if SINGLE in observations:
+            return RolloutBufferSamples(observations[SINGLE], *rest)
+        return DictRolloutBufferSamples(observations, *rest)
 
     def _send_numbers(self) -> tuple[th.Tensor, th.Tensor]:
         numbers = np.stack([getattr(self, name).reshape(-1) for name in _NUMBERS])

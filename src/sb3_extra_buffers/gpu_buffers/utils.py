@@ -31,7 +31,7 @@ def find_gpu_buffer_dtypes(
     obs_shape: int | Iterable[int], elem_dtype: th.dtype | npt.DTypeLike = th.uint8, compression_method: str = "auto"
 ) -> dict[str, th.dtype]:
     """The ``dtypes`` argument of a buffer for observations of ``obs_shape`` and ``elem_dtype``, as torch dtypes."""
-    found = find_buffer_dtypes(obs_shape, _as_numpy(elem_dtype), compression_method)
+    found = find_buffer_dtypes(obs_shape, as_numpy_dtype(elem_dtype), compression_method)
     return {name: numpy_dtype_to_torch(dtype) for name, dtype in found.items()}
 
 
@@ -40,9 +40,11 @@ def as_numpy_dtypes(
 ) -> dict[str, Any] | npt.DTypeLike | None:
     """The ``dtypes`` argument of a buffer with torch's dtypes replaced by NumPy's."""
     if isinstance(dtypes, Mapping):
-        return {name: _as_numpy(dtype) for name, dtype in dtypes.items()}
-    return _as_numpy(dtypes)
+        return {name: as_numpy_dtype(dtype) for name, dtype in dtypes.items()}
+    dtype: npt.DTypeLike | None = as_numpy_dtype(dtypes)
+    return dtype
 
 
-def _as_numpy(dtype: Any) -> Any:
+def as_numpy_dtype(dtype: Any) -> Any:
+    """A torch dtype as NumPy's; anything else as it is."""
     return torch_dtype_to_numpy(dtype) if isinstance(dtype, th.dtype) else dtype

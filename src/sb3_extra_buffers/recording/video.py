@@ -85,6 +85,6 @@ def _with_palette(image: Any, picture: Picture) -> Any:
     colours, indices = np.unique(numbers, return_inverse=True)
     if len(colours) > 256:
         return image.fromarray(picture).quantize(256)
-    indexed = image.fromarray(indices.reshape(numbers.shape).astype(np.uint8), mode="P")
+    indexed = image.frombytes("P", numbers.shape[::-1], indices.astype(np.uint8).tobytes())
     indexed.putpalette(np.stack([colours >> 16, colours >> 8 & 255, colours & 255], axis=1).astype(np.uint8).tobytes())
     return indexed

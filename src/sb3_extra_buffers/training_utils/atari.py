@@ -47,7 +47,7 @@ def make_env(
 
 
 def _make_game(env_id: str, **kwargs: Any) -> gym.Env[Any, Any]:
-    # In the process that will run the game: a worker that was not forked from this one knows no Atari games yet.
-    gym.register_envs(require("ale_py", "Atari", "atari"))
+    # Importing it registers the games. A worker that was not forked from this process does not know them yet.
+    require("ale_py", "Atari", "atari")
     kwargs.setdefault("render_mode", "rgb_array")
     return gym.make(env_id, **kwargs)

@@ -16,7 +16,7 @@ class FieldBatch(NamedTuple):
     rewards: th.Tensor
     dones: th.Tensor
     constants: tuple[int, ...]
-    """Words in a row; words in an action, and the next power of two; where actions, rewards, dones and timeouts begin."""
+    """Words in a row; words in an action, and the next power of two; where actions, rewards, dones, timeouts begin."""
 
 
 class ObservationBatch(NamedTuple):

@@ -1,7 +1,7 @@
 """Observations rebuilt from ``delta`` records, a batch in one launch.
 
-A program rebuilds one frame of one sample and writes it wherever it is wanted: an observation and its successor have most
-frames in common. Programs for frames of the successor that are in the observation as well have nothing to do.
+A program rebuilds one frame of one sample and writes it wherever it is wanted: an observation and its successor have
+most frames in common. Programs for frames of the successor that are in the observation as well have nothing to do.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ _LENGTH_BITS = tl.constexpr(LENGTH_BITS)
 
 @triton.jit
 def _write_base(
-    kind, table, reference, heap, words_at, out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip  # noqa: N803
+    kind, table, reference, heap, words_at, out_0, base_0, to_0, out_1, base_1, to_1,
+    FRAME_BYTES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """What the changes of a frame are applied to."""
     n_words: tl.constexpr = (FRAME_BYTES + 3) // 4
     source = table + reference * n_words
-    for begin in tl.static_range(0, n_words, BLOCK):
+    for begin in range(0, n_words, BLOCK):
         word = begin + tl.arange(0, BLOCK)
         mask = word < n_words
         values = tl.load(source + word, mask=mask & every(kind != _ZERO, BLOCK), other=0)
@@ -51,8 +52,9 @@ def _write_base(
 
 @triton.jit
 def _write_changes(
-    heap, words_at, skips_at, count, out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES: tl.constexpr, CHANGES: tl.constexpr
-):  # fmt: skip  # noqa: N803
+    heap, words_at, skips_at, count, out_0, base_0, to_0, out_1, base_1, to_1,
+    FRAME_BYTES: tl.constexpr, CHANGES: tl.constexpr,
+):  # fmt: skip
     n_words: tl.constexpr = (FRAME_BYTES + 3) // 4
     done = 0
     for begin in range(0, count, CHANGES):
@@ -88,19 +90,19 @@ def _gather_delta(
     n_envs,
     capacity,
     ring_frames,
-    STACK: tl.constexpr,  # noqa: N803
-    PAIR: tl.constexpr,  # noqa: N803
-    GROUP: tl.constexpr,  # noqa: N803
-    FRAME_BYTES: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
-    CHANGES: tl.constexpr,  # noqa: N803
-    ROW_WORDS: tl.constexpr,  # noqa: N803
-    ACTION_WORDS: tl.constexpr,  # noqa: N803
-    ACTION_BLOCK: tl.constexpr,  # noqa: N803
-    ACTIONS_AT: tl.constexpr,  # noqa: N803
-    REWARDS_AT: tl.constexpr,  # noqa: N803
-    DONES_AT: tl.constexpr,  # noqa: N803
-    TIMEOUTS_AT: tl.constexpr,  # noqa: N803
+    STACK: tl.constexpr,
+    PAIR: tl.constexpr,
+    GROUP: tl.constexpr,
+    FRAME_BYTES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHANGES: tl.constexpr,
+    ROW_WORDS: tl.constexpr,
+    ACTION_WORDS: tl.constexpr,
+    ACTION_BLOCK: tl.constexpr,
+    ACTIONS_AT: tl.constexpr,
+    REWARDS_AT: tl.constexpr,
+    DONES_AT: tl.constexpr,
+    TIMEOUTS_AT: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1)
@@ -150,7 +152,7 @@ def _gather_delta(
         header = load_header(heap + start + 4 * link)
         whole = ((header >> _KIND_SHIFT) & 3) == _WHOLE
         skips_at += 4 * tl.where(whole, n_words, header & _COUNT_MASK)
-    for link in range(0, position + 1):
+    for link in range(position + 1):
         header = load_header(heap + start + 4 * link)
         kind = (header >> _KIND_SHIFT) & 3
         count = tl.where(kind == _WHOLE, 0, header & _COUNT_MASK)

@@ -7,7 +7,7 @@ import triton.language as tl
 
 
 @triton.jit
-def every(condition, SIZE: tl.constexpr):  # noqa: N803
+def every(condition, SIZE: tl.constexpr):
     """A condition for all elements of a block."""
     # Not by broadcasting a truth value, of which Triton's interpreter makes a number that it takes for no mask.
     return (tl.zeros((SIZE,), dtype=tl.int32) + condition.to(tl.int32)) != 0
@@ -34,7 +34,7 @@ def load_header(source):
 
 
 @triton.jit
-def store_words(out, base, words, values, mask, FRAME_BYTES: tl.constexpr):  # noqa: N803
+def store_words(out, base, words, values, mask, FRAME_BYTES: tl.constexpr):
     """Write ``values`` as the words ``words`` of the frame at byte ``base`` of ``out``."""
     if FRAME_BYTES % 4 == 0:
         target = (out + base).to(tl.pointer_type(tl.int32))
@@ -46,7 +46,7 @@ def store_words(out, base, words, values, mask, FRAME_BYTES: tl.constexpr):  # n
 
 
 @triton.jit
-def copy_bytes(source, at, out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
+def copy_bytes(source, at, out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES: tl.constexpr, BLOCK: tl.constexpr):
     """Copy a frame that lies at any byte of ``source``."""
     for begin in range(0, FRAME_BYTES, BLOCK):
         byte = begin + tl.arange(0, BLOCK)
@@ -56,7 +56,7 @@ def copy_bytes(source, at, out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES
 
 
 @triton.jit
-def fill_zero(out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
+def fill_zero(out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES: tl.constexpr, BLOCK: tl.constexpr):
     for begin in range(0, FRAME_BYTES, BLOCK):
         byte = begin + tl.arange(0, BLOCK)
         zero = tl.zeros((BLOCK,), dtype=tl.uint8)
@@ -65,7 +65,7 @@ def fill_zero(out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES: tl.constexp
 
 
 @triton.jit
-def first_frame(ends, slot, n_envs, lane, STACK: tl.constexpr):  # noqa: N803
+def first_frame(ends, slot, n_envs, lane, STACK: tl.constexpr):
     """The number of the first frame of an observation; negative where there is none."""
     end = tl.load(ends + slot * n_envs + lane).to(tl.int64) & 0xFFFFFFFF
     return end - STACK
@@ -80,13 +80,13 @@ def copy_fields(
     actions,
     rewards,
     dones,
-    ROW_WORDS: tl.constexpr,  # noqa: N803
-    ACTION_WORDS: tl.constexpr,  # noqa: N803
-    ACTION_BLOCK: tl.constexpr,  # noqa: N803
-    ACTIONS_AT: tl.constexpr,  # noqa: N803
-    REWARDS_AT: tl.constexpr,  # noqa: N803
-    DONES_AT: tl.constexpr,  # noqa: N803
-    TIMEOUTS_AT: tl.constexpr,  # noqa: N803
+    ROW_WORDS: tl.constexpr,
+    ACTION_WORDS: tl.constexpr,
+    ACTION_BLOCK: tl.constexpr,
+    ACTIONS_AT: tl.constexpr,
+    REWARDS_AT: tl.constexpr,
+    DONES_AT: tl.constexpr,
+    TIMEOUTS_AT: tl.constexpr,
 ):
     """Actions, rewards and dones of one transition. Offsets are in words."""
     source = fields + slot * ROW_WORDS

@@ -31,7 +31,7 @@ class DeviceFrames(NamedTuple):
 
 
 class Hints(NamedTuple):
-    """What the host knows about the records of a batch. It spares the device work, and the host the wait for an answer."""
+    """What the host knows about the records of a batch: it spares the device work, and the host a wait."""
 
     longest: int
     """Bytes in the longest record that is not raw."""

@@ -1,7 +1,7 @@
 """Observations rebuilt from ``rle`` records, a batch in one launch.
 
-A program rebuilds one frame of one sample, as in :mod:`.delta_triton`. It marks in the output where runs begin; the number
-of marks up to an element is then the number of its run, whose value takes the mark's place.
+A program rebuilds one frame of one sample, as in :mod:`.delta_triton`. It marks in the output where runs begin; the
+number of marks up to an element is then the number of its run, whose value takes the mark's place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ELEMENTS = {1: tl.uint8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
 
 
 @triton.jit
-def _load_integer(source, at, mask, BYTES: tl.constexpr, TYPE: tl.constexpr):  # noqa: N803
+def _load_integer(source, at, mask, BYTES: tl.constexpr, TYPE: tl.constexpr):
     """An integer of some bytes, which need not be aligned."""
     value = tl.load(source + at, mask=mask, other=0).to(TYPE)
     for i in tl.static_range(1, BYTES):
@@ -48,20 +48,20 @@ def _gather_rle(
     n,
     n_envs,
     capacity,
-    STACK: tl.constexpr,  # noqa: N803
-    PAIR: tl.constexpr,  # noqa: N803
-    FRAME_BYTES: tl.constexpr,  # noqa: N803
-    RUN_BYTES: tl.constexpr,  # noqa: N803
-    ELEMENT_BYTES: tl.constexpr,  # noqa: N803
-    ELEMENT: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
-    ROW_WORDS: tl.constexpr,  # noqa: N803
-    ACTION_WORDS: tl.constexpr,  # noqa: N803
-    ACTION_BLOCK: tl.constexpr,  # noqa: N803
-    ACTIONS_AT: tl.constexpr,  # noqa: N803
-    REWARDS_AT: tl.constexpr,  # noqa: N803
-    DONES_AT: tl.constexpr,  # noqa: N803
-    TIMEOUTS_AT: tl.constexpr,  # noqa: N803
+    STACK: tl.constexpr,
+    PAIR: tl.constexpr,
+    FRAME_BYTES: tl.constexpr,
+    RUN_BYTES: tl.constexpr,
+    ELEMENT_BYTES: tl.constexpr,
+    ELEMENT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROW_WORDS: tl.constexpr,
+    ACTION_WORDS: tl.constexpr,
+    ACTION_BLOCK: tl.constexpr,
+    ACTIONS_AT: tl.constexpr,
+    REWARDS_AT: tl.constexpr,
+    DONES_AT: tl.constexpr,
+    TIMEOUTS_AT: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1)

@@ -24,16 +24,16 @@ def _gather_rows(
     dones,
     n,
     n_envs,
-    PAIR: tl.constexpr,  # noqa: N803
-    SIZE: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
-    ROW_WORDS: tl.constexpr,  # noqa: N803
-    ACTION_WORDS: tl.constexpr,  # noqa: N803
-    ACTION_BLOCK: tl.constexpr,  # noqa: N803
-    ACTIONS_AT: tl.constexpr,  # noqa: N803
-    REWARDS_AT: tl.constexpr,  # noqa: N803
-    DONES_AT: tl.constexpr,  # noqa: N803
-    TIMEOUTS_AT: tl.constexpr,  # noqa: N803
+    PAIR: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROW_WORDS: tl.constexpr,
+    ACTION_WORDS: tl.constexpr,
+    ACTION_BLOCK: tl.constexpr,
+    ACTIONS_AT: tl.constexpr,
+    REWARDS_AT: tl.constexpr,
+    DONES_AT: tl.constexpr,
+    TIMEOUTS_AT: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -57,9 +57,7 @@ def _gather_rows(
 _launch = Launcher(_gather_rows, n_warps=4)
 
 
-def gather_rows(
-    places: th.Tensor, values: list[th.Tensor], outs: list[th.Tensor], fields: FieldBatch | None
-) -> None:
+def gather_rows(places: th.Tensor, values: list[th.Tensor], outs: list[th.Tensor], fields: FieldBatch | None) -> None:
     """Copy the rows at ``places`` of ``values``, (slots, environments, bytes), to ``outs``, (n, bytes)."""
     words = values[0].shape[2] % 4 == 0
     if words:

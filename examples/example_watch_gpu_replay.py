@@ -1,0 +1,18 @@
+"""Watch DQN play Ms. Pac-Man, as example_train_gpu_replay.py trained it; without a screen, a video is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stable_baselines3 import DQN
+
+import common
+from example_train_gpu_replay import GAME, NAME
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    common.watch(DQN, NAME, GAME, common.watching_arguments(__doc__).parse_args(argv))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""Packed bytes on a device: neighbours survive whatever happens to a cell, and a limit is a limit."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+
+from sb3_extra_buffers.errors import CapacityError, ExtraBuffersError
+from sb3_extra_buffers.gpu_buffers.device_arena import DeviceArena, HeapBudget
+from sb3_extra_buffers.gpu_buffers.raw_buffer import RawBuffer, SharedRawHeap, pack_segments
+from tests.gpu.helpers import IMAGES, recorded, replay_pair
+from tests.transitions import add_to_replay, copied, draw, play, sample_both
+
+
+def random_bytes(rng: np.random.Generator, size: int) -> np.ndarray:
+    return rng.integers(0, 256, size=size, dtype=np.uint8)
+
+
+class TestRawBuffer:
+    def test_keeps_its_bytes_when_it_grows_shrinks_and_moves(self, device: str) -> None:
+        buffer = RawBuffer(10, device)
+        buffer.bytes[:] = th.arange(10, dtype=th.uint8)
+        buffer.resize(1000)
+        buffer.resize(7)
+        buffer.to("cpu")
+        assert buffer.bytes.tolist() == list(range(7))
+        assert isinstance(buffer.storage, th.UntypedStorage)
+
+
+class TestSharedRawHeap:
+    def test_cells_survive_their_neighbours(self, device: str) -> None:
+        rng = np.random.default_rng(0)
+        heap = SharedRawHeap(9, device)
+        expected: dict[int, np.ndarray] = {}
+        for step in range(200):
+            cell = int(rng.integers(9))
+            expected[cell] = random_bytes(rng, int(rng.integers(0, 300)))
+            heap.write(cell, th.tensor(expected[cell], device=device))
+            if step % 17 == 0:
+                heap.compact()
+                assert heap.data_end == heap.live_bytes == sum(map(len, expected.values()))
+            for cell, payload in expected.items():
+                assert heap.read(cell).cpu().numpy().tobytes() == payload.tobytes()
+                assert int(heap.lengths[cell]) == len(payload)
+
+    def test_a_limit_is_kept_and_what_is_there_stays_readable(self, device: str) -> None:
+        heap = SharedRawHeap(4, device, heap_bytes=100)
+        for cell in range(3):
+            heap.write(cell, th.full((30,), cell, dtype=th.uint8, device=device))
+        with pytest.raises(CapacityError, match=re.escape("11 bytes are needed, 10 of heap_bytes=100 are available")):
+            heap.write(3, th.zeros(11, dtype=th.uint8, device=device))
+        heap.write(1, th.full((40,), 9, dtype=th.uint8, device=device))
+        assert [heap.read(cell).unique().tolist() for cell in range(3)] == [[0], [9], [2]]
+        assert len(heap.raw) <= 100
+
+    def test_freed_cells_make_room(self, device: str) -> None:
+        heap = SharedRawHeap(2, device, heap_bytes=100)
+        heap.write(0, th.zeros(60, dtype=th.uint8, device=device))
+        heap.free(0)
+        heap.write(1, th.ones(90, dtype=th.uint8, device=device))
+        assert int(heap.read(1).sum()) == 90
+
+
+def test_segments_are_packed_in_order(device: str) -> None:
+    source = th.arange(100, dtype=th.uint8, device=device)
+    packed = pack_segments(source, th.tensor([50, 3, 7]), th.tensor([2, 0, 3]))
+    assert packed.tolist() == [50, 51, 7, 8, 9]
+
+
+class TestDeviceArena:
+    def test_blocks_survive_growth_and_wrapping(self, device: str) -> None:
+        rng = np.random.default_rng(0)
+        arena = DeviceArena(th.device(device), HeapBudget(None), slack=16)
+        live: list[tuple[int, np.ndarray]] = []
+        for step in range(400):
+            data = random_bytes(rng, int(rng.integers(1, 5000)))
+            while (start := arena.allocate(len(data))) is None:
+                boundary, shift = arena.grow(len(data))
+                live = [(at + shift if shift and at >= boundary else at, block) for at, block in live]
+            arena.write(start, data)
+            live.append((start, data))
+            # The number of live blocks goes up and down, so that the ring wraps and grows while it is wrapped.
+            for _ in range(0 if step % 40 < 25 else 2):
+                if len(live) > 3:
+                    live.pop(0)
+                    arena.free_until(live[0][0])
+            if step % 20 == 0:
+                heap = arena.data
+                for at, block in live:
+                    assert heap[at : at + len(block)].tobytes() == block.tobytes()
+        assert arena.generation > 0
+
+
+class TestHeapBytes:
+    @pytest.mark.parametrize("method", ["rle", "delta", "zstd"])
+    @pytest.mark.parametrize("frames_per_record", [1, 4])
+    def test_past_it_add_fails_and_what_was_stored_stays(
+        self, method: str, frames_per_record: int, device: str
+    ) -> None:
+        if method != "delta" and frames_per_record > 1:
+            pytest.skip("no chains")
+        options = {"compression_kwargs": {"frames_per_record": frames_per_record}} if method == "delta" else {}
+        space = spaces.Box(0, 255, (4, 40, 40), np.uint8)
+        plain, ours = replay_pair(
+            space, device, slots=400, compression_method=method, heap_bytes=200_000, frame_stack=4, **options
+        )
+        rng = np.random.default_rng(0)
+        messages: list[str] = []
+        for transition in itertools.islice(play(space, 2), 200):
+            obs, next_obs, *rest = copied(transition)
+            obs, next_obs = draw_pair(space, rng)  # noise does not compress
+            try:
+                ours.add(obs, next_obs, *rest)
+            except CapacityError as error:
+                messages.append(str(error))
+            else:
+                plain.add(obs, next_obs, *rest)
+            if messages or plain.pos % 7 == 0:
+                sample_both(plain, ours, batch_size=50, seed=plain.pos)
+            if len(messages) == 5:
+                break
+        assert len(messages) == 5
+        pattern = r"[\d,]+ bytes are needed, [\d,]+ of heap_bytes=200,000 are available"
+        assert all(re.search(pattern, message) for message in messages)
+        assert issubclass(CapacityError, ValueError)
+        assert issubclass(CapacityError, ExtraBuffersError)
+        assert 5 < plain.pos == ours.pos
+        assert ours._stores[""].budget.taken <= 200_000
+
+    def test_a_full_buffer_under_a_limit_goes_on_for_ever(self, device: str) -> None:
+        buffers = replay_pair(IMAGES, device, slots=20, compression_method="delta", heap_bytes=20_000)
+        for step, transition in enumerate(recorded("channels first", 2) * 3):
+            add_to_replay(buffers, transition)
+            if step % 10 == 0:
+                sample_both(*buffers, batch_size=20, seed=step)
+
+    def test_too_small_for_anything(self, device: str) -> None:
+        _, ours = replay_pair(IMAGES, device, compression_method="delta", heap_bytes=10)
+
+        def fill() -> None:
+            for transition in recorded("channels first", 2):
+                ours.add(*copied(transition))
+
+        with pytest.raises(CapacityError, match="heap_bytes=10 "):
+            fill()
+        ours.sample(4)
+
+    def test_keys_of_a_dict_share_it(self, device: str) -> None:
+        space = spaces.Dict({"left": IMAGES, "right": IMAGES})
+        plain, ours = replay_pair(space, device, slots=200, compression_method="rle", heap_bytes=30_000, frame_stack=4)
+        rng = np.random.default_rng(0)
+
+        def fill() -> None:
+            for transition in itertools.islice(play(space, 2), 200):
+                pair = [{key: np.stack([draw(IMAGES, rng)] * 2) for key in ("left", "right")} for _ in range(2)]
+                ours.add(*pair, *transition[2:])
+                plain.add(*copied(transition._replace(obs=pair[0], next_obs=pair[1])))
+
+        with pytest.raises(CapacityError, match="heap_bytes=30,000"):
+            fill()
+        sample_both(plain, ours, batch_size=100, seed=0)
+
+    def test_noise_fits_without_a_limit(self, device: str) -> None:
+        space = spaces.Box(0, 255, (4, 20, 20), np.uint8)
+        buffers = replay_pair(space, device, compression_method="delta")
+        rng = np.random.default_rng(0)
+        for step, transition in enumerate(itertools.islice(play(space, 2), 60)):
+            obs, next_obs = draw_pair(space, rng)
+            add_to_replay(buffers, transition._replace(obs=obs, next_obs=next_obs))
+            if step % 20 == 19:
+                sample_both(*buffers, batch_size=40, seed=step)
+
+    def test_max_slot_bytes_is_deprecated(self) -> None:
+        with pytest.warns(DeprecationWarning, match="heap_bytes"):
+            _, ours = replay_pair(IMAGES, "cpu", slots=10, compression_method="rle", max_slot_bytes=50)
+        assert ours._stores[""].budget.limit == 50 * 10 * 2 * 2
+
+
+def draw_pair(space: spaces.Box, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    obs, next_obs = (np.stack([draw(space, rng) for _ in range(2)]) for _ in range(2))
+    return obs, next_obs
