@@ -19,7 +19,7 @@ from gymnasium import spaces
 from stable_baselines3 import DQN
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
-from sb3_extra_buffers.compressed import CompressedReplayBuffer, find_buffer_dtypes
+from sb3_extra_buffers.compressed import CompressedReplayBuffer, find_buffer_dtypes, has_numba
 from tests.environments import SpaceEnv
 from tests.transitions import play
 
@@ -75,7 +75,8 @@ def threads_that_sample(method: str) -> None:
 
 def workers_that_are_forked(method: str) -> None:
     """After kernels were compiled and threads were started; the parent and the workers go on."""
-    find_buffer_dtypes(SPACE.shape, np.uint8, "rle-jit")
+    if has_numba():
+        find_buffer_dtypes(SPACE.shape, np.uint8, "rle-jit")
     buffer = full_buffer(method)
     expected = {seed: batch_at(buffer, seed) for seed in range(8)}
     env = SubprocVecEnv([lambda: SpaceEnv(SPACE)] * 2, start_method="fork")

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sb3_extra_buffers.codecs.registry import available_methods
 from sb3_extra_buffers.compressed import CompressedArray
 from sb3_extra_buffers.errors import ConfigurationError, ObservationError
 from sb3_extra_buffers.storage import observation_store
+from tests.methods import METHODS, installed
 
-METHODS = [*available_methods(), "auto"]
 FRAMES = np.random.default_rng(0).integers(0, 2, size=(40, 6, 8), dtype=np.uint8).cumsum(axis=2, dtype=np.uint8)
 
 
@@ -120,7 +119,7 @@ class TestWriting:
         check_same(array, reference)
 
 
-@pytest.mark.parametrize("method", ["rle", "zstd", "delta"])
+@pytest.mark.parametrize("method", installed("rle", "zstd", "delta"))
 def test_overwriting_in_any_order_is_exact_and_takes_no_more_and_more_memory(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,9 +179,9 @@ class TestAsAnArray:
             filled((20,))[0].T[0]
 
     def test_repr_names_shape_and_method(self) -> None:
-        text = repr(filled((20, 3), compression_method="zstd-5")[0])
+        text = repr(filled((20, 3), compression_method="gzip5")[0])
         assert "(20, 3)" in text
-        assert "zstd-5" in text
+        assert "gzip5" in text
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.methods import installed
+
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 
 @pytest.mark.parametrize(
     ("case", "methods"),
-    [("threads", ["zstd", "zstd-dict", "delta"]), ("fork", ["delta"]), ("training", ["auto"])],
+    [("threads", installed("zstd", "zstd-dict", "delta")), ("fork", ["delta"]), ("training", ["auto"])],
     ids=["threads that sample", "workers that are forked", "training beside sampling"],
 )
 def test_right_results_without_deadlock(case: str, methods: list[str]) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from tests.methods import installed
+
 pytest.importorskip("psutil")
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="resident memory means something else elsewhere"),
-    pytest.mark.parametrize("method", ["zstd", "delta"]),
+    pytest.mark.parametrize("method", installed("zstd", "delta")),
 ]
 
 

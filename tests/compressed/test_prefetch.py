@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pickle
+import time
+from typing import Any
 
 import numpy as np
+import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 
 from sb3_extra_buffers.compressed import CompressedReplayBuffer
+from sb3_extra_buffers.compressed.prefetch import Prefetcher
 
 SPACE, ACTIONS = spaces.Box(0, 255, (4, 20, 20), np.uint8), spaces.Discrete(3)
 
@@ -51,6 +55,19 @@ def test_adding_between_two_samples_does_not_disturb_the_batch_ahead() -> None:
     assert_equal(ours.sample(16), first)
     fill(ours, 20, seed=9)  # overwrites slots; what was drawn before was read before
     assert_equal(ours.sample(16), ahead)
+
+
+def test_a_thread_that_wakes_up_late_still_reads_what_was_there_when_it_was_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = Prefetcher._read
+
+    def late(self: Prefetcher, *arguments: Any) -> Any:
+        time.sleep(0.05)
+        return read(self, *arguments)
+
+    monkeypatch.setattr(Prefetcher, "_read", late)
+    test_adding_between_two_samples_does_not_disturb_the_batch_ahead()
 
 
 def test_batch_sizes_do_not_mix() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from stable_baselines3.common.buffers import DictReplayBuffer, DictRolloutBuffer, ReplayBuffer, RolloutBuffer
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from sb3_extra_buffers.codecs.registry import available_methods
+from sb3_extra_buffers import compiled
 from sb3_extra_buffers.compressed import (
     CompressedDictReplayBuffer,
     CompressedDictRolloutBuffer,
@@ -24,6 +24,7 @@ from sb3_extra_buffers.compressed import (
     CompressedRolloutBuffer,
 )
 from tests.environments import SpaceEnv
+from tests.methods import METHODS, installed
 from tests.transitions import (
     Stacked,
     Transition,
@@ -36,7 +37,6 @@ from tests.transitions import (
     sample_both,
 )
 
-METHODS = [*available_methods(), "auto"]
 SPACES: dict[str, spaces.Space] = {
     "channels first": spaces.Box(0, 255, (4, 8, 9), np.uint8),
     "channels last": spaces.Box(0, 255, (8, 9, 3), np.uint8),
@@ -116,7 +116,8 @@ def check_rollout(buffers: list[RolloutBuffer], transitions: list[Transition]) -
 
 # How many environments there are does not concern a codec, so that one of each kind is enough for a single one.
 @pytest.mark.parametrize(
-    ("method", "n_envs"), [*((method, 3) for method in METHODS), ("none", 1), ("zstd", 1), ("delta", 1)]
+    ("method", "n_envs"),
+    [*((method, 3) for method in METHODS), *((method, 1) for method in installed("none", "zstd", "delta"))],
 )
 @pytest.mark.parametrize("space", SPACES)
 class TestEveryMethodAndSpace:
@@ -163,6 +164,19 @@ def check_dict_against_single_buffers(n_envs: int, **options: Any) -> None:
             assert_same(tuple(part), tuple(buffer.sample(64)))
 
 
+@pytest.mark.parametrize("method", installed("none", "rle", "zstd", "zstd-dict", "delta", "auto"))
+@pytest.mark.parametrize("space", ["channels first", "channels last", "float64"])
+def test_without_numba(space: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plain code is the reference for the compiled one, and serves on its own."""
+    monkeypatch.setattr(compiled, "has_numba", lambda: False)
+    compiled.load_kernels.cache_clear()
+    try:
+        check_replay(replay_pair(SPACES[space], 3, compression_method=method), recorded(space, 3))
+        check_rollout(rollout_pair(SPACES[space], 3, compression_method=method), recorded(space, 3)[:SLOTS])
+    finally:
+        compiled.load_kernels.cache_clear()
+
+
 @pytest.mark.parametrize("slots", [1, 2, 3])
 @pytest.mark.parametrize("method", METHODS)
 def test_buffers_of_a_few_slots(method: str, slots: int) -> None:
@@ -200,7 +214,7 @@ def test_large_batches_are_the_same_whichever_way_they_are_decoded(method: str) 
         sample_both(*buffers, batch_size=200, seed=seed)
 
 
-@pytest.mark.parametrize("method", ["auto", "zstd", "delta"])
+@pytest.mark.parametrize("method", installed("auto", "zstd", "delta"))
 @pytest.mark.parametrize(
     ("space", "keys"),
     [(SPACES["float32"], None), (IMAGES, None), (SPACES["Dict"], ["float32", "channels last"])],
@@ -372,7 +386,7 @@ operations = st.lists(
 
 @pytest.mark.parametrize("optimize_memory_usage", [False, True])
 @pytest.mark.parametrize("options", [{"frame_stack": 3}, {"frame_stack": None}, {}], ids=str)
-@pytest.mark.parametrize("method", ["zstd", "delta"])
+@pytest.mark.parametrize("method", installed("zstd", "delta"))
 @settings(max_examples=10)
 @given(operations=operations)
 def test_any_sequence_of_replay_operations(
@@ -404,7 +418,7 @@ def test_any_sequence_of_replay_operations(
                 add_to_replay(buffers, Transition(obs, next_obs, np.array([seed % 5, 1]), zeros, zeros, [{}, {}]))
 
 
-@pytest.mark.parametrize("method", ["zstd", "delta"])
+@pytest.mark.parametrize("method", installed("zstd", "delta"))
 @settings(max_examples=10)
 @given(rollouts=st.lists(st.lists(steps, min_size=1, max_size=9), max_size=5))
 def test_any_sequence_of_rollouts(method: str, rollouts: list[list[Any]]) -> None:

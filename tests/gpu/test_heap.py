@@ -11,6 +11,7 @@ import torch as th
 from gymnasium import spaces
 
 from sb3_extra_buffers.errors import CapacityError, ExtraBuffersError
+from sb3_extra_buffers.gpu_buffers import kernels
 from sb3_extra_buffers.gpu_buffers.device_arena import DeviceArena, HeapBudget
 from sb3_extra_buffers.gpu_buffers.raw_buffer import RawBuffer, SharedRawHeap, pack_segments
 from tests.gpu.helpers import IMAGES, recorded, replay_pair
@@ -97,11 +98,15 @@ class TestDeviceArena:
 
 
 class TestHeapBytes:
+    @pytest.mark.parametrize("by_kernel", [False, True])
     @pytest.mark.parametrize("method", ["rle", "delta", "zstd"])
     @pytest.mark.parametrize("frames_per_record", [1, 4])
     def test_past_it_add_fails_and_what_was_stored_stays(
-        self, method: str, frames_per_record: int, device: str
+        self, method: str, frames_per_record: int, by_kernel: bool, device: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        if by_kernel:
+            pytest.importorskip("triton")
+            monkeypatch.setattr(kernels, "uses_triton", lambda device: True)
         if method != "delta" and frames_per_record > 1:
             pytest.skip("no chains")
         options = {"compression_kwargs": {"frames_per_record": frames_per_record}} if method == "delta" else {}
@@ -120,8 +125,8 @@ class TestHeapBytes:
                 messages.append(str(error))
             else:
                 plain.add(obs, next_obs, *rest)
-            if messages or plain.pos % 7 == 0:
-                sample_both(plain, ours, batch_size=50, seed=plain.pos)
+            if messages or plain.pos % 17 == 0:
+                sample_both(plain, ours, batch_size=3 if by_kernel else 50, seed=plain.pos)
             if len(messages) == 5:
                 break
         assert len(messages) == 5

@@ -44,7 +44,7 @@ def make_codec(method: str, group: int, layout: StackLayout) -> object:
     )
 
 
-def filled(method: str, group: int, size: int, dtype: object, content: str, device: str, steps: int = 23) -> tuple:
+def filled(method: str, group: int, size: int, dtype: object, content: str, device: str, steps: int = 11) -> tuple:
     """A store with two lanes, and the frames that it got, as bytes."""
     layout = StackLayout((size,), np.dtype(dtype))
     store = DeviceFrameStore(make_codec(method, group, layout), 2, layout, th.device(device), HeapBudget(None))
@@ -118,7 +118,7 @@ def test_windows_at_the_end(device: str) -> None:
     assert windows(heap, th.tensor([0], device=device), 20).shape == (1, 20)
 
 
-def check(store: DeviceFrameStore, seen: np.ndarray, ends: np.ndarray, batch: int = 6) -> None:
+def check(store: DeviceFrameStore, seen: np.ndarray, ends: np.ndarray, batch: int = 4) -> None:
     rng = np.random.default_rng(1)
     slots, others = rng.integers(len(seen), size=(2, batch))
     lanes = rng.integers(2, size=batch)

@@ -19,7 +19,7 @@ SHAPE = (7, 3, 2, 4)
 REFERENCE = np.random.default_rng(0).integers(0, 256, size=SHAPE, dtype=np.uint8)
 
 
-def array_of(values: np.ndarray, method: str = "zstd") -> ObservationArray:
+def array_of(values: np.ndarray, method: str = "gzip") -> ObservationArray:
     config = StorageConfig.from_arguments(method, None, None, None, frame_stack=None)
     array = ObservationArray(ObservationStore(*values.shape[:2], values.shape[2:], values.dtype, config))
     for slot, observations in enumerate(values):

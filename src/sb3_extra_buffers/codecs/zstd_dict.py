@@ -11,6 +11,7 @@ Several frames of a lane in one record (``frames_per_record``) make it far small
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,12 +34,10 @@ class ZstdDictCodec(ZstdCodec):
 
     name = "zstd-dict"
 
-    def __init__(
-        self, frame: FrameSpec, *, compresslevel: int = 3, frames_per_record: int = 1, threads: int = 1
-    ) -> None:
+    def __init__(self, frame: FrameSpec, *, compresslevel: int = 3, frames_per_record: int = 1) -> None:
         if not 1 <= frames_per_record <= 256:
             raise ConfigurationError(f"frames_per_record must be from 1 to 256, not {frames_per_record!r}.")
-        super().__init__(frame, compresslevel=compresslevel, threads=threads)
+        super().__init__(frame, compresslevel=compresslevel)
         self.frames_per_record = frames_per_record
         self._dictionary_frames = max(1, min(_DICTIONARY_FRAMES, _DICTIONARY_BYTES // frame.nbytes))
         self._uses = UseCounts()
@@ -69,15 +68,15 @@ class ZstdDictCodec(ZstdCodec):
         return Encoded(data, lengths, references)
 
     def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
-        used = np.unique(references)
-        if len(used) == 1:
-            self._decode_with(self._decompressor_for(int(used[0])), data, starts, lengths, out)
-            return
-        for reference in used.tolist():
+        for reference in np.unique(references).tolist():
+            decompress = partial(self._decompressor_for(reference).decompress, max_output_size=self.record_bytes)
             rows = np.flatnonzero(references == reference)
-            part = np.empty((len(rows), self.record_bytes), dtype=np.uint8)
-            self._decode_with(self._decompressor_for(reference), data, starts[rows], lengths[rows], part)
-            out[rows] = part
+            if len(rows) == len(references):
+                self._decode_with(decompress, data, starts, lengths, out)
+            else:
+                part = np.empty((len(rows), self.record_bytes), dtype=np.uint8)
+                self._decode_with(decompress, data, starts[rows], lengths[rows], part)
+                out[rows] = part
 
     def release(self, references: Indices) -> None:
         self._forget(self._uses.drop(references))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -16,8 +17,7 @@ class Prefetcher:
     """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        """Held while the buffer is read or changed."""
+        self._lock = threading.Lock()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="sb3-extra-buffers-prefetch")
         self._ahead: dict[int, Future[Any]] = {}
 
@@ -26,6 +26,13 @@ class Prefetcher:
         batch = self._ahead.pop(batch_size, None) or draw()
         self._ahead[batch_size] = draw()
         return batch.result()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While the buffer changes. What was drawn before is read before, however late its thread wakes up."""
+        wait(self._ahead.values())
+        with self._lock:
+            yield
 
     def submit(self, read: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Read in the background, while nothing is changed."""
@@ -38,7 +45,7 @@ class Prefetcher:
         self._ahead.clear()
 
     def _read(self, read: Callable[..., Any], *arguments: Any) -> Any:
-        with self.lock:
+        with self._lock:
             return read(*arguments)
 
     def __reduce__(self) -> tuple[type[Prefetcher], tuple[()]]:

@@ -75,7 +75,7 @@ class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
         done: npt.NDArray[Any],
         infos: list[dict[str, Any]],
     ) -> None:
-        with self._prefetcher.lock if self._prefetcher else nullcontext():
+        with self._prefetcher.paused() if self._prefetcher else nullcontext():
             self._write(obs, next_obs, action, reward, done, infos)
 
     def _write(

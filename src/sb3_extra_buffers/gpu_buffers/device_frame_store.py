@@ -33,8 +33,6 @@ from sb3_extra_buffers.threads import run_in_slices
 
 _WAITING_STEPS = 24
 _WAITING_BYTES = 4 << 20
-_ALL = int(np.iinfo(np.int64).max)
-"""The first frame that is not in a record, where all are."""
 
 
 class DeviceFrameStore(FrameStore):
@@ -250,7 +248,6 @@ class DeviceFrameStore(FrameStore):
         n_words = -(-frame_bytes // 4)
         self._copied_generation = -1
         self._copied_records = np.zeros(self.n_lanes, dtype=np.int64)
-        self._copied_waiting = False
         self._changed = True
         if isinstance(self.codec, BatchDeltaCodec):
             self.codec.forget_what_was_taken()
@@ -259,7 +256,8 @@ class DeviceFrameStore(FrameStore):
             records=th.zeros((self.n_lanes, 0, 2), dtype=th.int64, device=device),
             table=th.zeros((0, n_words), dtype=th.int32, device=device),
             ring=th.zeros(self.ring.shape, dtype=th.uint8, device=device),
-            encoded=th.full((self.n_lanes,), _ALL, dtype=th.int64, device=device),
+            encoded=th.zeros(self.n_lanes, dtype=th.int64, device=device),
+            any_waiting=False,
             group=self.codec.frames_per_record,
             stack=self.layout.stack,
             frame_bytes=frame_bytes,
@@ -315,9 +313,8 @@ class DeviceFrameStore(FrameStore):
             places = upload(lanes * self.ring.shape[1] + positions, self.device)
             self._copy.ring.view(-1, self.ring.shape[2]).index_copy_(0, places, rows)
             copy_into(self._copy.encoded, self.encoded)
-        elif self._copied_waiting:
-            self._copy.encoded.fill_(_ALL)
-        self._copied_waiting = total > 0
+        if self._copy.any_waiting != (total > 0):
+            self._copy = self._copy._replace(any_waiting=total > 0)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_copy"}

@@ -145,11 +145,11 @@ class PackedObservationStore(DeviceStore):
     ) -> list[th.Tensor]:
         n, layout, is_bytes = len(places), self.layout, self.stored_dtype == np.uint8
         as_it_is = is_bytes and layout.is_contiguous
-        shape = (n, *self.shape) if as_it_is else (n, layout.stack, layout.frame.nbytes)
-        outs = [th.empty(shape, dtype=th.uint8, device=self.device) for _ in columns]
+        shape = self.shape if as_it_is else (layout.stack, layout.frame.nbytes)
+        outs = th.empty((len(columns), n, *shape), dtype=th.uint8, device=self.device).unbind(0)
         frames.launch(ObservationBatch(places.tensor, [self._ends_copies[column] for column in columns], outs, fields))
         if as_it_is and self._plain_output:
-            return outs
+            return list(outs)
         return [self._as_output(out if as_it_is else self._merge(out)) for out in outs]
 
     def _read_by_torch(self, frames: DeviceFrameStore, columns: list[int], places: Places) -> list[th.Tensor]:
@@ -164,10 +164,10 @@ class PackedObservationStore(DeviceStore):
         return [frames.decode(envs, (end.to(th.int64) & 0xFFFFFFFF) - stack, hints) for end in ends]
 
     def flush(self) -> None:
-        if self.device_frames is None or not self._changes.count:
+        if not self._changes.count or (frames := self.device_frames) is None:
             return
-        self.device_frames.encode_waiting(self._oldest)
-        self.device_frames.flush()
+        frames.encode_waiting(self._oldest)
+        frames.flush()
         for part in self._changes.take():
             for copy, ends in zip(self._ends_copies, self.ends, strict=True):
                 copy_into(copy[part], ends[part].view(np.int32))

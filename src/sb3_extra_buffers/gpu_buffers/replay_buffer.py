@@ -87,6 +87,13 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
         for store in stores.values():
             store.flush()
         places = Places([batch_inds, following], env_indices, self._location)
+        store = stores.get(SINGLE)
+        if store is not None and store.gathers_fields and env is None and self._outputs_stay:
+            # Everything in one launch: the way that must be fast.
+            fields = self._field_batch(len(batch_inds))
+            obs, next_obs = store.read_tensors(columns, places, fields)
+            actions, rewards, dones = self._fields_at(places) if fields is None else fields[1:4]
+            return ReplayBufferSamples(obs, actions, next_obs, dones, rewards)
         # The first launch brings the fields along.
         with_fields = next((key for key, store in stores.items() if store.gathers_fields), None)
         fields = None if with_fields is None else self._field_batch(len(batch_inds))
@@ -120,13 +127,9 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
             words = self.action_dim * dtype.itemsize // 4
             offsets = [self._fields.offset(name) for name in _FIELDS]
             self._field_constants = (self._fields.dtype.itemsize // 4, words, 1 << (words - 1).bit_length(), *offsets)
-        return FieldBatch(
-            self._fields.tensor_of_words(),
-            th.empty((n, self.action_dim), dtype=dtype, device=location),
-            th.empty((n, 1), dtype=th.float32, device=location),
-            th.empty((n, 1), dtype=th.float32, device=location),
-            self._field_constants,
-        )
+        actions = th.empty((n, self.action_dim), dtype=dtype, device=location)
+        rewards, dones = th.empty((2, n, 1), dtype=th.float32, device=location).unbind(0)
+        return FieldBatch(self._fields.tensor_of_words(), actions, rewards, dones, self._field_constants)
 
     def _fields_at(self, places: Places) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """Actions, rewards and dones, by plain torch operations."""

@@ -83,7 +83,9 @@ class CompressionMethod:
         # The older call shape passes runs_type to every method, whether it has runs or not.
         if runs_type is not None and "runs_type" in option_names(self.name):
             options = {**options, "runs_type": runs_type}
-        return create_codec(self.name, FrameSpec(size, dtype), **options)
+        codec = create_codec(self.name, FrameSpec(size, dtype), **options)
+        codec.frames_per_record = 1
+        return codec
 
 
 def _read_header(stored: npt.NDArray[np.uint8]) -> tuple[int, np.dtype[Any]]:

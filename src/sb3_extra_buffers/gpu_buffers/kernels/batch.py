@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch as th
@@ -26,7 +27,7 @@ class ObservationBatch(NamedTuple):
     """``int64``: the slots for each column, and the environments."""
     ends: list[th.Tensor]
     """For each column, ``int32`` (slots, environments): the frame after an observation's last one."""
-    outs: list[th.Tensor]
+    outs: Sequence[th.Tensor]
     """For each column, ``uint8``, (n, bytes of an observation)."""
     fields: FieldBatch | None = None
 

@@ -22,7 +22,7 @@ from sb3_extra_buffers.gpu_buffers.kernels.device_functions import (
     store_words,
 )
 from sb3_extra_buffers.gpu_buffers.kernels.frames import LENGTH_BITS, DeviceFrames
-from sb3_extra_buffers.gpu_buffers.kernels.launching import Launcher
+from sb3_extra_buffers.gpu_buffers.kernels.launching import Launcher, block_size
 
 _KIND_SHIFT = tl.constexpr(delta_format.KIND_SHIFT)
 _COUNT_MASK = tl.constexpr(delta_format.COUNT_MASK)
@@ -92,6 +92,7 @@ def _gather_delta(
     ring_frames,
     STACK: tl.constexpr,
     PAIR: tl.constexpr,
+    WAITING: tl.constexpr,
     GROUP: tl.constexpr,
     FRAME_BYTES: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -130,7 +131,7 @@ def _gather_delta(
     if number < 0:
         fill_zero(out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES, BLOCK)
         return
-    if GROUP > 1:
+    if WAITING:
         if number >= tl.load(encoded + lane):
             waiting = (lane * ring_frames + number % ring_frames) * FRAME_BYTES
             copy_bytes(ring, waiting, out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES, BLOCK)
@@ -178,8 +179,8 @@ def gather_delta(frames: DeviceFrames, batch: ObservationBatch) -> None:
     places, ends, outs, fields = batch
     n, n_words = places.shape[1], -(-frames.frame_bytes // 4)
     constants = (
-        frames.stack, int(len(outs) > 1), frames.group, frames.frame_bytes,
-        min(1 << (n_words - 1).bit_length(), 2048), 256, *field_constants(fields),
+        frames.stack, int(len(outs) > 1), frames.any_waiting, frames.group, frames.frame_bytes,
+        block_size(n_words), 256, *field_constants(fields),
     )  # fmt: skip
     _launch(
         outs[0].device, (n, frames.stack * len(outs)), (constants, field_type(fields)),

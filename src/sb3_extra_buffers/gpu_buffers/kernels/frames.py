@@ -23,6 +23,8 @@ class DeviceFrames(NamedTuple):
     """``uint8``, (lanes, frames, frame_bytes): frames that wait to become a record."""
     encoded: th.Tensor
     """``int64``, (lanes,): the first frame of each lane that is not in a record."""
+    any_waiting: bool
+    """Whether there are such frames at all."""
     group: int
     """Frames in a record."""
     stack: int

@@ -7,6 +7,13 @@ from typing import Any
 
 import torch as th
 
+_LARGE = 1 << 17
+
+
+def block_size(n_elements: int, usual: int = 2048) -> int:
+    """How many elements a program handles at a time: a power of two, more of them where there are very many."""
+    return min(1 << (n_elements - 1).bit_length(), usual if n_elements < _LARGE else 8192)
+
 
 @functools.cache
 def _several_gpus() -> bool:

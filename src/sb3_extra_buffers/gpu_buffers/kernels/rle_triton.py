@@ -18,7 +18,7 @@ from sb3_extra_buffers.gpu_buffers.kernels.device_functions import (
     first_frame,
 )
 from sb3_extra_buffers.gpu_buffers.kernels.frames import DeviceFrames
-from sb3_extra_buffers.gpu_buffers.kernels.launching import Launcher
+from sb3_extra_buffers.gpu_buffers.kernels.launching import Launcher, block_size
 
 _ELEMENTS = {1: tl.uint8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
 
@@ -32,13 +32,15 @@ def _load_integer(source, at, mask, BYTES: tl.constexpr, TYPE: tl.constexpr):
     return value
 
 
-@triton.jit(do_not_specialize=["n", "n_envs", "capacity"])
+@triton.jit(do_not_specialize=["n", "n_envs", "capacity", "ring_frames"])
 def _gather_rle(
     places,
     ends_0,
     ends_1,
     records,
     heap,
+    ring,
+    encoded,
     out_0,
     out_1,
     fields,
@@ -48,8 +50,10 @@ def _gather_rle(
     n,
     n_envs,
     capacity,
+    ring_frames,
     STACK: tl.constexpr,
     PAIR: tl.constexpr,
+    WAITING: tl.constexpr,
     FRAME_BYTES: tl.constexpr,
     RUN_BYTES: tl.constexpr,
     ELEMENT_BYTES: tl.constexpr,
@@ -89,6 +93,11 @@ def _gather_rle(
     if number < 0:
         fill_zero(out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES, BLOCK)
         return
+    if WAITING:
+        if number >= tl.load(encoded + lane):
+            waiting = (lane * ring_frames + number % ring_frames) * FRAME_BYTES
+            copy_bytes(ring, waiting, out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES, BLOCK)
+            return
     entry = records + 2 * (lane * capacity + number % capacity)
     start = tl.load(entry)
     length = tl.load(entry + 1) & 0xFFFFFFFF
@@ -136,11 +145,12 @@ def gather_rle(frames: DeviceFrames, batch: ObservationBatch, run_bytes: int, el
     places, ends, outs, fields = batch
     n = places.shape[1]
     constants = (
-        frames.stack, int(len(outs) > 1), frames.frame_bytes, run_bytes, element_bytes, _ELEMENTS[element_bytes],
-        min(1 << (frames.frame_bytes - 1).bit_length(), 1024), *field_constants(fields),
+        frames.stack, int(len(outs) > 1), frames.any_waiting, frames.frame_bytes, run_bytes, element_bytes,
+        _ELEMENTS[element_bytes], block_size(frames.frame_bytes, 1024), *field_constants(fields),
     )  # fmt: skip
     _launch(
         outs[0].device, (n, frames.stack * len(outs)), (constants, field_type(fields)),
-        places, ends[0], ends[-1], frames.records, frames.heap, outs[0], outs[-1], *field_arguments(fields, outs[0]),
-        n, ends[0].shape[1], frames.records.shape[1], *constants,
+        places, ends[0], ends[-1], frames.records, frames.heap, frames.ring, frames.encoded, outs[0], outs[-1],
+        *field_arguments(fields, outs[0]),
+        n, ends[0].shape[1], frames.records.shape[1], frames.ring.shape[1], *constants,
     )  # fmt: skip

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from sb3_extra_buffers.gpu_buffers.kernels.batch import FieldBatch, field_arguments, field_constants, field_type
 from sb3_extra_buffers.gpu_buffers.kernels.device_functions import copy_fields
-from sb3_extra_buffers.gpu_buffers.kernels.launching import Launcher
+from sb3_extra_buffers.gpu_buffers.kernels.launching import Launcher, block_size
 
 
 @triton.jit(do_not_specialize=["n", "n_envs"])
@@ -63,7 +63,7 @@ def gather_rows(places: th.Tensor, values: list[th.Tensor], outs: list[th.Tensor
     if words:
         values, outs = [value.view(th.int32) for value in values], [out.view(th.int32) for out in outs]
     n, size = places.shape[1], values[0].shape[2]
-    block = min(1 << (size - 1).bit_length(), 1024)
+    block = block_size(size, 1024)
     constants = (int(len(outs) > 1), size, block, *field_constants(fields))
     _launch(
         outs[0].device, (n, -(-size // block)), (words, constants, field_type(fields)),
