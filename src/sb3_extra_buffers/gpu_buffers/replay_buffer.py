@@ -87,11 +87,11 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
         for store in stores.values():
             store.flush()
         places = Places([batch_inds, following], env_indices, self._location)
-        store = stores.get(SINGLE)
-        if store is not None and store.gathers_fields and env is None and self._outputs_stay:
+        only = stores.get(SINGLE)
+        if only is not None and only.gathers_fields and env is None and self._outputs_stay:
             # Everything in one launch: the way that must be fast.
             fields = self._field_batch(len(batch_inds))
-            obs, next_obs = store.read_tensors(columns, places, fields)
+            obs, next_obs = only.read_tensors(columns, places, fields)
             actions, rewards, dones = self._fields_at(places) if fields is None else fields[1:4]
             return ReplayBufferSamples(obs, actions, next_obs, dones, rewards)
         # The first launch brings the fields along.
