@@ -9,6 +9,7 @@ device's time for rebuilding a batch alone. Without a GPU, ``--device cpu`` runs
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import time
@@ -27,7 +28,8 @@ from benchmarks.recordings import Recording, Transition, load_recording, transit
 from sb3_extra_buffers.gpu_buffers import GpuReplayBuffer, GpuRolloutBuffer
 from sb3_extra_buffers.gpu_buffers.kernels import uses_triton
 from sb3_extra_buffers.gpu_buffers.kernels.batch import ObservationBatch
-from sb3_extra_buffers.gpu_buffers.observation_store import PackedObservationStore, Places
+from sb3_extra_buffers.gpu_buffers.observation_store import PackedObservationStore
+from sb3_extra_buffers.gpu_buffers.places import Places
 
 SB3 = "SB3"
 BATCH_SIZES = (32, 256)
@@ -66,6 +68,7 @@ def main() -> None:
 
 def measure_replay(subject: str, recording: Recording, steps: int, device: th.device, repeats: int) -> dict[str, float]:
     """Fill a buffer, then sample from it."""
+    gc.collect()  # the buffer before may still be there
     size = steps * recording.n_envs
     space, actions = recording.observation_space, recording.action_space
     before = _device_memory(device)

@@ -2,7 +2,7 @@
 
 A dictionary is some raw frames, one after the other, so that a record consists of little more than where in them its
 pixels stand. The first is made of the first frames; a second, of frames further apart, replaces it soon; and a new
-one follows whenever records have grown, compared with what the dictionary gave when it was new, by more than its size.
+one follows when records have grown, compared with what the dictionary gave when it was new, by several times its size.
 Records keep the dictionary that they were made with, and it goes with the last of them.
 
 Several frames of a lane in one record (``frames_per_record``) make it far smaller, since they resemble each other most.
@@ -25,8 +25,10 @@ _DICTIONARY_FRAMES = 16
 _DICTIONARY_BYTES = 1 << 20
 _SPREAD = 64
 """Frames between two that go into a dictionary."""
-_BASELINE_RECORDS = 64
+_BASELINE_RECORDS = 1024
 """The first records with a dictionary tell what it can do."""
+_WORTH_RENEWING = 8
+"""How many times its size a dictionary must have cost in larger records before it is replaced."""
 
 
 class ZstdDictCodec(ZstdCodec):
@@ -45,6 +47,8 @@ class ZstdDictCodec(ZstdCodec):
         self._current = NO_REFERENCE
         self._recent: list[bytes] = []
         self._spread = 1
+        self._planned = 2
+        """Dictionaries that are made whether records grow or not: a makeshift one and a better one."""
         self._frames_seen = 0
         # Of the dictionary in use: records made with it, their bytes, and how much they exceed what it began with.
         self._records = 0
@@ -86,8 +90,9 @@ class ZstdDictCodec(ZstdCodec):
         for frame in records.reshape(-1, self.frame.nbytes):
             if self._frames_seen % self._spread == 0:
                 self._recent = [*self._recent[-self._dictionary_frames + 1 :], frame.tobytes()]
-                if self._frames_seen == (self._dictionary_frames - 1) * self._spread:
+                if self._frames_seen == (self._dictionary_frames - 1) * self._spread and self._planned > 0:
                     self._renew()
+                    self._planned -= 1
                     self._spread, self._frames_seen = _SPREAD, 0
             self._frames_seen += 1
 
@@ -99,7 +104,7 @@ class ZstdDictCodec(ZstdCodec):
             self._bytes += int(lengths.sum())
             return
         self._excess = max(0.0, self._excess + float(lengths.sum()) - len(lengths) * self._bytes / self._records)
-        if self._excess > 2 * len(self._dictionaries[self._current]):
+        if self._excess > _WORTH_RENEWING * len(self._dictionaries[self._current]):
             self._renew()
 
     def _renew(self) -> None:
@@ -124,24 +129,28 @@ class ZstdDictCodec(ZstdCodec):
     not_pickled = (*ZstdCodec.not_pickled, "_prepared", "_prepared_lock")
 
     def _dictionary(self, reference: int) -> Any:
-        """The dictionary in the form that the library wants, made once for all threads."""
+        """The dictionary in the form that decompression wants, made once for all threads."""
         with self._prepared_lock:
             if reference not in self._prepared:
                 content = self._dictionaries.get(reference)
                 if content is None:
                     raise CorruptDataError(f"A record refers to dictionary {reference}, which is not there.")
-                prepared = self._library.ZstdCompressionDict(content, dict_type=self._library.DICT_TYPE_RAWCONTENT)
-                prepared.precompute_compress(level=self.compresslevel)
-                self._prepared[reference] = prepared
+                self._prepared[reference] = self._raw_dictionary(content)
             return self._prepared[reference]
+
+    def _raw_dictionary(self, content: bytes) -> Any:
+        return self._library.ZstdCompressionDict(content, dict_type=self._library.DICT_TYPE_RAWCONTENT)
 
     @property
     def _compressor(self) -> Any:
         if self._current == NO_REFERENCE:
             return super()._compressor
-        dictionary = self._dictionary(self._current)
+        content = self._dictionaries[self._current]
         kept = getattr(self._contexts, "with_dictionary", None)
-        if kept is None or kept[0] is not dictionary:
+        if kept is None or kept[0] is not content:
+            # Prepared for compression, which takes many times its size, so only the dictionary in use is.
+            dictionary = self._raw_dictionary(content)
+            dictionary.precompute_compress(level=self.compresslevel)
             compressor = self._library.ZstdCompressor(
                 self.compresslevel,
                 dict_data=dictionary,
@@ -149,7 +158,7 @@ class ZstdDictCodec(ZstdCodec):
                 write_checksum=False,
                 write_dict_id=False,
             )
-            kept = self._contexts.with_dictionary = (dictionary, compressor)
+            kept = self._contexts.with_dictionary = (content, compressor)
         return kept[1]
 
     def _decompressor_for(self, reference: int) -> Any:

@@ -8,6 +8,9 @@ from sb3_extra_buffers.codecs.base import FrameSpec, Indices
 from sb3_extra_buffers.codecs.delta import DeltaCodec, Words
 from sb3_extra_buffers.codecs.references import UseCounts
 
+_LOOK_AFTER = 8
+"""Records per lane between two looks at how well its reference fits."""
+
 
 class _LoggedUseCounts(UseCounts):
     """Remembers which references are new, and so not on the device yet."""
@@ -28,6 +31,8 @@ class BatchDeltaCodec(DeltaCodec):
     def __init__(self, frame: FrameSpec, *, frames_per_record: int = 1) -> None:
         super().__init__(frame, frames_per_record=frames_per_record)
         self._uses: _LoggedUseCounts = _LoggedUseCounts()
+        self._unseen = 0
+        """Records that were encoded since it was last seen how well references fit."""
 
     @property
     def reference_frames(self) -> Words:
@@ -44,7 +49,17 @@ class BatchDeltaCodec(DeltaCodec):
         self._uses.new_numbers[:] = range(len(self._frames))
 
     def _choose_references(self, first_frames: Words, lanes: Indices) -> Indices:
-        self._make_room_for_lanes(int(lanes.max()) + 1)
+        self._make_room_for_lanes(int(lanes[-1]) + 1)
+        self._unseen += len(lanes)
+        if self._unseen >= _LOOK_AFTER * len(self._current) or not self._current[lanes].all():
+            self._review_references(first_frames, lanes)
+            self._unseen = 0
+        references = self._current[lanes]
+        self._uses.take(references)
+        return references
+
+    def _review_references(self, first_frames: Words, lanes: Indices) -> None:
+        """See how well references fit, and renew them where they do not."""
         begins = np.flatnonzero(np.diff(lanes, prepend=-1))
         own_lanes, ends = lanes[begins], np.append(begins[1:], len(lanes))
         # The newest frame of each lane stands for all of them.
@@ -56,12 +71,9 @@ class BatchDeltaCodec(DeltaCodec):
         self._previous[own_lanes] = newest
         # Frames of zeros, which fill up stacks after a reset, say nothing about the scene.
         saved = np.maximum(5 * (changes - recent_changes), 0) * newest.any(axis=1)
-        self._regret[own_lanes] += saved * (ends - begins)
+        self._regret[own_lanes] += saved * (self._unseen // len(own_lanes))
         for row in np.flatnonzero((self._regret[own_lanes] > self.frame.nbytes) & (saved > 0)).tolist():
             self._renew(own_lanes[row], newest[row])
-        references = self._current[lanes]
-        self._uses.take(references)
-        return references
 
     def _renew(self, lane: np.int64, frame: Words) -> None:
         """Make a frame the reference of a lane."""

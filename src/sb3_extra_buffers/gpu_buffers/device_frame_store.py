@@ -31,6 +31,8 @@ from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.stacking import StackLayout
 from sb3_extra_buffers.threads import run_in_slices
 
+_HOST_THREADS = 4
+"""For codecs of the host. They hold the interpreter's lock between records, so more threads wait for each other."""
 _WAITING_STEPS = 24
 _WAITING_BYTES = 4 << 20
 
@@ -166,7 +168,7 @@ class DeviceFrameStore(FrameStore):
                 packed, packed_starts[low:high], lengths[low:high], references[low:high], decoded[low:high]
             ),
             len(records),
-            decoded.nbytes,
+            min(decoded.nbytes, _HOST_THREADS << 18),
         )
         frames[len(records) * group : -1] = self.ring[all_lanes[waiting], wanted[waiting] % self.ring.shape[1]]
         sources = np.full(wanted.shape, n_frames - 1)

@@ -23,36 +23,12 @@ from sb3_extra_buffers.gpu_buffers.device_arena import HeapBudget
 from sb3_extra_buffers.gpu_buffers.device_frame_store import DeviceFrameStore
 from sb3_extra_buffers.gpu_buffers.fields import Changes
 from sb3_extra_buffers.gpu_buffers.kernels.batch import FieldBatch, ObservationBatch
+from sb3_extra_buffers.gpu_buffers.places import Places
 from sb3_extra_buffers.gpu_buffers.transfer import copy_into, torch_dtype, upload
 from sb3_extra_buffers.storage.config import CodecRecipe
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 from sb3_extra_buffers.storage.stacking import StackLayout
-
-
-class Places:
-    """Where the observations of a batch are, known to both sides.
-
-    :param slots: For each column to be read, the slots.
-    :param more: Numbers that travel along.
-    """
-
-    def __init__(self, slots: list[Indices], envs: Indices, device: th.device, more: tuple[Indices, ...] = ()) -> None:
-        self.slots = slots
-        self.envs = envs
-        host = th.empty((len(slots) + 1 + len(more), len(envs)), dtype=th.int64, pin_memory=device.type == "cuda")
-        array = host.numpy()
-        for row, numbers in enumerate((*slots, envs, *more)):
-            array[row] = numbers
-        self.tensor = host.to(device, non_blocking=True)
-        """``int64``: the slots of each column, the environments, and what there is more."""
-
-    def __len__(self) -> int:
-        return len(self.envs)
-
-    @property
-    def env_tensor(self) -> th.Tensor:
-        return self.tensor[len(self.slots)]
 
 
 class DeviceStore(ObservationStore):
@@ -147,7 +123,9 @@ class PackedObservationStore(DeviceStore):
         as_it_is = is_bytes and layout.is_contiguous
         shape = self.shape if as_it_is else (layout.stack, layout.frame.nbytes)
         outs = th.empty((len(columns), n, *shape), dtype=th.uint8, device=self.device).unbind(0)
-        frames.launch(ObservationBatch(places.tensor, [self._ends_copies[column] for column in columns], outs, fields))
+        frames.launch(
+            ObservationBatch(places.for_kernels, [self._ends_copies[column] for column in columns], outs, fields)
+        )
         if as_it_is and self._plain_output:
             return list(outs)
         return [self._as_output(out if as_it_is else self._merge(out)) for out in outs]
@@ -280,7 +258,7 @@ class DenseObservationStore(DeviceStore):
 
             shape = (len(places), self.values.shape[-1])
             found = [th.empty(shape, dtype=th.uint8, device=self.device) for _ in columns]
-            gather_rows(places.tensor, [self.values[column] for column in columns], found, fields)
+            gather_rows(places.for_kernels, [self.values[column] for column in columns], found, fields)
         else:
             envs = places.env_tensor
             found = [self.values[column][places.tensor[row], envs] for row, column in enumerate(columns)]

@@ -17,7 +17,7 @@ from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer
 from sb3_extra_buffers.gpu_buffers.fields import Fields
 from sb3_extra_buffers.gpu_buffers.kernels.batch import FieldBatch
 from sb3_extra_buffers.gpu_buffers.normalization import normalize_obs, normalize_reward
-from sb3_extra_buffers.gpu_buffers.observation_store import Places
+from sb3_extra_buffers.gpu_buffers.places import Places
 
 _ONE_COLUMN, _TWO_COLUMNS = [0, 0], [0, 1]
 _FIELDS = ("actions", "rewards", "dones", "timeouts")
@@ -78,7 +78,8 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
         env: VecNormalize | None,
         last_inds: npt.NDArray[np.int64] | None = None,
     ) -> Any:
-        self._settle()
+        if self._settled_for is not self.device:
+            self._settle()
         last_inds = batch_inds if last_inds is None else last_inds
         following = (last_inds + 1) % self.buffer_size if self.optimize_memory_usage else last_inds
         columns = _ONE_COLUMN if self.optimize_memory_usage else _TWO_COLUMNS
@@ -93,6 +94,7 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
             fields = self._field_batch(len(batch_inds))
             obs, next_obs = only.read_tensors(columns, places, fields)
             actions, rewards, dones = self._fields_at(places) if fields is None else fields[1:4]
+            places.done()
             return ReplayBufferSamples(obs, actions, next_obs, dones, rewards)
         # The first launch brings the fields along.
         with_fields = next((key for key, store in stores.items() if store.gathers_fields), None)
@@ -102,6 +104,7 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
             for key, store in stores.items()
         }
         actions, rewards, dones = self._fields_at(places) if fields is None else fields[1:4]
+        places.done()
         if env is not None:
             rewards = normalize_reward(rewards, env)
         if SINGLE in pairs:

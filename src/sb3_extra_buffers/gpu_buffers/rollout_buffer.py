@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb3_extra_buffers.compressed.base import SINGLE
 from sb3_extra_buffers.compressed.rollout_buffer import CompressedRolloutBuffer
 from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer
-from sb3_extra_buffers.gpu_buffers.observation_store import Places
+from sb3_extra_buffers.gpu_buffers.places import Places
 from sb3_extra_buffers.gpu_buffers.transfer import upload
 
 _NUMBERS = ("values", "log_probs", "advantages", "returns")
@@ -54,6 +54,7 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
         chosen = places.tensor[2]
         observations = {key: self._output(tensor) for key, tensor in found.items()}
         rest = self._output(actions[chosen]), *self._output(numbers[:, chosen]).unbind(0)
+        places.done()
         if SINGLE in observations:
             return RolloutBufferSamples(observations[SINGLE], *rest)
         return DictRolloutBufferSamples(observations, *rest)

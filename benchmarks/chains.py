@@ -1,0 +1,59 @@
+"""How long should a chain of ``delta`` be? Memory and time of a batch for several lengths.
+
+python -m benchmarks.chains --names mspacman,pong,breakout
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import numpy as np
+
+from benchmarks.recordings import Recording, load_recording, transitions
+from sb3_extra_buffers.compressed import CompressedReplayBuffer
+
+LENGTHS = (1, 2, 4, 8, 16, 32)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--names", default="mspacman", help="recordings, separated by commas")
+    parser.add_argument("--steps", type=int, default=6_000, help="steps of 4 environments")
+    arguments = parser.parse_args()
+    print("| game | frames per record | payload, bytes per frame | sample(256), µs |\n|---|---|---|---|")
+    for name in arguments.names.split(","):
+        recording = load_recording(name, arguments.steps)
+        buffers = {length: make_buffer(recording, length) for length in LENGTHS}
+        times: dict[int, list[float]] = {length: [] for length in LENGTHS}
+        for repeat in range(100):
+            for length, buffer in buffers.items():
+                np.random.seed(repeat)
+                began = time.perf_counter()
+                buffer.sample(256)
+                times[length].append(1e6 * (time.perf_counter() - began))
+        for length, buffer in buffers.items():
+            frames = int(buffer._stores[""].frames.encoded.sum())
+            payload = buffer.memory_usage().payload / frames
+            print(f"| {name} | {length} | {payload:.0f} | {statistics.median(times[length]):,.0f} |")
+
+
+def make_buffer(recording: Recording, length: int) -> CompressedReplayBuffer:
+    """A buffer that holds the whole recording."""
+    buffer = CompressedReplayBuffer(
+        recording.steps * recording.n_envs,
+        recording.observation_space,
+        recording.action_space,
+        "cpu",
+        recording.n_envs,
+        compression_method="delta",
+        compression_kwargs={"frames_per_record": length},
+    )
+    for transition in transitions(recording):
+        buffer.add(*transition)
+    return buffer
+
+
+if __name__ == "__main__":
+    main()
