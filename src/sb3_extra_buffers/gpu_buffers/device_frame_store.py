@@ -21,6 +21,7 @@ from sb3_extra_buffers.errors import CapacityError
 from sb3_extra_buffers.gpu_buffers import kernels
 from sb3_extra_buffers.gpu_buffers.delta_codec import BatchDeltaCodec
 from sb3_extra_buffers.gpu_buffers.device_arena import DeviceArena, HeapBudget
+from sb3_extra_buffers.gpu_buffers.host_decoding import decode_records
 from sb3_extra_buffers.gpu_buffers.kernels.batch import ObservationBatch
 from sb3_extra_buffers.gpu_buffers.kernels.delta_torch import decode_delta_torch
 from sb3_extra_buffers.gpu_buffers.kernels.frames import LENGTH_BITS, DeviceFrames, Hints
@@ -29,10 +30,7 @@ from sb3_extra_buffers.gpu_buffers.raw_buffer import pack_segments
 from sb3_extra_buffers.gpu_buffers.transfer import copy_into, upload
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.stacking import StackLayout
-from sb3_extra_buffers.threads import run_in_slices
 
-_HOST_THREADS = 4
-"""For codecs of the host. They hold the interpreter's lock between records, so more threads wait for each other."""
 _WAITING_STEPS = 24
 _WAITING_BYTES = 4 << 20
 
@@ -162,14 +160,7 @@ class DeviceFrameStore(FrameStore):
         frames = found.numpy()
         frames[-1] = 0
         decoded = frames[: len(records) * group].reshape(len(records), self.codec.record_bytes)
-        references = np.zeros(len(records), dtype=np.int64)
-        run_in_slices(
-            lambda low, high: self.codec.decode(
-                packed, packed_starts[low:high], lengths[low:high], references[low:high], decoded[low:high]
-            ),
-            len(records),
-            min(decoded.nbytes, _HOST_THREADS << 18),
-        )
+        decode_records(self.codec, packed, packed_starts, lengths, decoded)
         frames[len(records) * group : -1] = self.ring[all_lanes[waiting], wanted[waiting] % self.ring.shape[1]]
         sources = np.full(wanted.shape, n_frames - 1)
         sources[in_record] = rows * group + wanted[in_record] % group
