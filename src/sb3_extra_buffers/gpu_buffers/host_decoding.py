@@ -38,6 +38,7 @@ def _decode_by_one_call(codec: ZstdCodec, data: Bytes, starts: Indices, lengths:
     """A call for each record would make the threads fight for the interpreter's lock: they were slower than one."""
     compressed = np.flatnonzero(lengths != codec.record_bytes)
     raw = np.flatnonzero(lengths == codec.record_bytes)
+    errors: tuple[type[Exception], ...] = (ValueError, *codec._errors)
     try:
         if len(compressed):
             segments = np.stack([starts[compressed], lengths[compressed]], axis=1).astype(np.uint64)
@@ -48,7 +49,7 @@ def _decode_by_one_call(codec: ZstdCodec, data: Bytes, starts: Indices, lengths:
                 out[row].data[:] = record
         for row in raw.tolist():
             out[row] = data[starts[row] : starts[row] + codec.record_bytes]
-    except (ValueError, *codec._errors) as error:
+    except errors as error:
         raise CorruptDataError(f"A batch of {codec.name} records does not decode: {error}.") from error
 
 
