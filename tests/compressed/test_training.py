@@ -27,8 +27,6 @@ from tests.environments import SpaceEnv
 from tests.methods import installed
 
 METHODS = installed("none", "rle", "rle-jit", "zstd-5", "lz4-frame/1", "igzip1", "delta", "zstd-dict", "auto")
-FEW_METHODS = installed("zstd-5", "delta", "auto")
-WITH_EVERY_METHOD = ("DQN on Atari", "SAC on vectors")
 DICT_SPACE = spaces.Dict(
     {
         "image": spaces.Box(0, 255, (36, 36, 3), np.uint8),
@@ -130,14 +128,8 @@ def trained_by_sb3(training: str) -> dict[str, th.Tensor]:
     return TRAININGS[training][0]().policy.state_dict()
 
 
-@pytest.mark.parametrize(
-    ("training", "method"),
-    [
-        (training, method)
-        for training in TRAININGS
-        for method in (METHODS if training in WITH_EVERY_METHOD else FEW_METHODS)
-    ],
-)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("training", TRAININGS)
 def test_ends_in_the_same_network(training: str, method: str) -> None:
     train, buffer_class = TRAININGS[training]
     kind = "replay" if "Replay" in buffer_class.__name__ else "rollout"

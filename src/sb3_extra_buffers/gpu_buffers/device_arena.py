@@ -86,10 +86,6 @@ class DeviceArena(Arena):
         else:
             self._runs.append((start, at, size))
 
-    def write_from_device(self, start: int, data: th.Tensor) -> None:
-        """Bytes that are on the device already."""
-        self.heap[start : start + data.numel()].copy_(data, non_blocking=True)
-
     def flush(self) -> None:
         """Send what is staged. Whatever is queued on the device after this sees it."""
         if not self._runs:
