@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sb3_extra_buffers.codecs.availability import has_numba
 from sb3_extra_buffers.codecs.registry import available_methods, parse_method
 from sb3_extra_buffers.storage.config import CodecRecipe
 from sb3_extra_buffers.storage.frame_store import FrameStore
@@ -21,11 +22,14 @@ _FIXED_BYTES = 64
 
 _NONE = CodecRecipe(parse_method("none"))
 _INDEXED = {"indexed_colour": True}
+_DELTA = CodecRecipe(parse_method("delta"))
 _CANDIDATES = (
-    CodecRecipe(parse_method("delta")),
-    CodecRecipe(parse_method("zstd-dict/3")),
+    _DELTA,
     CodecRecipe(parse_method("zstd-dict/3"), {"frames_per_record": 8}),
     CodecRecipe(parse_method("zstd/3")),
+)
+_WITHOUT_ZSTD = (
+    _DELTA,
     CodecRecipe(parse_method("lz4-frame/0")),
     CodecRecipe(parse_method("igzip/1")),
     CodecRecipe(parse_method("gzip/1")),
@@ -61,7 +65,10 @@ def choose_codec(layout: StackLayout, steps: npt.NDArray[Any], current: CodecRec
     trials = []
     if layout.frame.nbytes >= _SMALLEST_FRAME:
         installed = available_methods()
-        candidates = _CANDIDATES + (_RGB_CANDIDATES if _is_rgb(layout) else ())
+        candidates = (
+            *(_CANDIDATES if "zstd" in installed else _WITHOUT_ZSTD),
+            *(_RGB_CANDIDATES if _is_rgb(layout) else ()),
+        )
         trials += [_try(recipe, layout, steps) for recipe in candidates if recipe.method.name in installed]
     # A saving of less than a tenth is not worth a codec.
     trials = [trial for trial in trials if trial.frame_bytes <= 0.9 * layout.frame.nbytes]
@@ -70,6 +77,15 @@ def choose_codec(layout: StackLayout, steps: npt.NDArray[Any], current: CodecRec
     best = min(trials, key=lambda trial: trial.cost)
     stay = [trial for trial in trials if trial.recipe == current]
     return stay[0] if stay and best.cost > 0.75 * stay[0].cost else best
+
+
+def choose_codec_quickly(layout: StackLayout, steps: npt.NDArray[Any]) -> Preference:
+    """The same for the beginning, when little is known: ``delta``, which is the fastest, if it serves at all."""
+    if layout.frame.nbytes >= _SMALLEST_FRAME and has_numba():
+        delta = _try(_DELTA, layout, steps)
+        if delta.frame_bytes <= 0.25 * layout.frame.nbytes:
+            return delta
+    return choose_codec(layout, steps)
 
 
 def _is_rgb(layout: StackLayout) -> bool:

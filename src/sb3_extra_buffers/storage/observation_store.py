@@ -15,7 +15,7 @@ import torch as th
 from sb3_extra_buffers.codecs.base import Codec, FrameSpec, Indices
 from sb3_extra_buffers.codecs.registry import parse_method
 from sb3_extra_buffers.errors import ObservationError
-from sb3_extra_buffers.storage.choice import choose_codec
+from sb3_extra_buffers.storage.choice import choose_codec, choose_codec_quickly
 from sb3_extra_buffers.storage.config import CodecRecipe, StorageConfig, saturate
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.memory import zeros
@@ -148,7 +148,7 @@ class ObservationStore:
         self._decide_at = None
         steps = self._recent_steps()
         layout = detect_layout(steps) if self.config.frame_stack == "auto" else self.layout
-        recipe = self.config.recipe or choose_codec(layout, steps).recipe
+        recipe = self.config.recipe or choose_codec_quickly(layout, steps).recipe
         if recipe.options.get("indexed_colour") and layout.frame.channels != RGB:
             warnings.warn(f"Observations of shape {self.shape} are not RGB: indexed_colour is left out.", stacklevel=2)
             recipe = recipe.without("indexed_colour")
