@@ -61,6 +61,7 @@ class FrameStore:
         self.starts = np.zeros((n_lanes, 8), dtype=np.int64)
         self.lengths = np.zeros((n_lanes, 8), dtype=np.uint32)
         self.references = np.zeros((n_lanes, 8), dtype=np.uint32)
+        self._has_references = False
 
     def append(self, lanes: Indices, observations: npt.NDArray[Any], oldest: Callable[[], Indices]) -> Indices:
         """Store one observation per lane, and return for each the number of the frame after its last one.
@@ -151,7 +152,7 @@ class FrameStore:
 
     @property
     def index_bytes(self) -> int:
-        return self.starts.nbytes + self.lengths.nbytes + self.references.nbytes
+        return self.starts.nbytes + self.lengths.nbytes + (self.references.nbytes if self._has_references else 0)
 
     def take_mean_frame_bytes(self) -> float:
         """What a frame took on average since the last call."""
@@ -182,7 +183,10 @@ class FrameStore:
             records = self.encoded[lanes] // group % self.starts.shape[1]
             self.starts[lanes, records] = start + np.cumsum(lengths) - lengths
             self.lengths[lanes, records] = lengths
-            self.references[lanes, records] = references
+            # Of a codec without references, this part of the index stays untouched and takes no memory.
+            self._has_references = self._has_references or bool(references.any())
+            if self._has_references:
+                self.references[lanes, records] = references
             self.encoded[lanes] += group
             self._bytes_encoded += len(data)
             self._frames_encoded += group * len(lanes)
@@ -218,7 +222,7 @@ class FrameStore:
             old = getattr(self, name)
             new = zeros((self.n_lanes, larger), old.dtype)
             # In pieces, because the indices are larger than what is copied.
-            for i in range(0, capacity, _PIECE):
+            for i in range(0, capacity if old is not self.references or self._has_references else 0, _PIECE):
                 numbers = self.first_records[:, None] + np.arange(i, min(i + _PIECE, capacity))
                 new[lanes, numbers % larger] = old[lanes, numbers % capacity]
             setattr(self, name, new)
