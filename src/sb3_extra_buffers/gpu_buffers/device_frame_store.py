@@ -218,6 +218,7 @@ class DeviceFrameStore(FrameStore):
         slots = numbers % self.starts.shape[1]
         self.starts[lanes, slots] = start + np.cumsum(lengths) - lengths
         self.lengths[lanes, slots] = lengths
+        self._has_references = True
         self.references[lanes, slots] = references
         self.encoded += counts * group
         self._most_waiting = int((self.heads - self.encoded).max())
