@@ -83,7 +83,7 @@ def filled_store(rng: np.random.Generator, size: int = 203) -> tuple[FrameStore,
 
 def gather(store: FrameStore, lanes: np.ndarray, first: np.ndarray, second: np.ndarray) -> list[np.ndarray]:
     outs = [np.full((len(lanes), 2, store.codec.frame.nbytes), 99, dtype=np.uint8) for _ in range(2)]
-    store.gather(lanes, [first, second], outs)
+    store.gather(lanes, np.stack([first, second]), outs)
     return outs
 
 
@@ -113,7 +113,7 @@ def test_corrupt_stores_raise_or_decode_but_never_leave_their_memory(seed: int, 
     guard = np.full((80, 2, store.codec.frame.nbytes), 99, dtype=np.uint8)
     outs = [guard[1:79], guard[1:79].copy()]
     with suppress(CorruptDataError):
-        store.gather(lanes, [first, first + 1], outs)
+        store.gather(lanes, np.stack([first, first + 1]), outs)
     assert (guard[0] == 99).all()
     assert (guard[-1] == 99).all()
 

@@ -54,9 +54,9 @@ class Model:
         firsts = np.array([end for _, end, _ in places]) - LAYOUT.stack
         outs = [np.empty((len(lanes), LAYOUT.stack, LAYOUT.frame.nbytes), np.uint8) for _ in range(2)]
         order = np.random.default_rng(1).permutation(len(lanes))
-        self.store.gather(lanes, [firsts, firsts], outs)
+        self.store.gather(lanes, np.stack([firsts, firsts]), outs)
         assert np.array_equal(outs[0], outs[1])
-        self.store.gather(lanes[order], [firsts[order]], outs[:1])
+        self.store.gather(lanes[order], firsts[order][None], outs[:1])
         expected = np.stack([obs for _, _, obs in places]).reshape(outs[0].shape)
         assert np.array_equal(outs[0], expected[order])
         assert np.array_equal(outs[1], expected)

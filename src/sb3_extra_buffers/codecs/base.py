@@ -109,12 +109,12 @@ class Codec(ABC):
         :meth:`encode` raise :class:`~sb3_extra_buffers.errors.CorruptDataError`. It runs in several threads at once.
         """
 
-    def gather(self, store: FrameStore, lanes: Indices, firsts: list[Indices], outs: list[Bytes]) -> None:
+    def gather(self, store: FrameStore, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
         """Fill batches with runs of consecutive frames.
 
-        For each pair of ``firsts`` and ``outs``, row ``b`` of the ``(n, k, frame_bytes)`` array ``outs[i]`` gets the
-        frames ``firsts[i][b]`` to ``firsts[i][b] + k - 1`` of lane ``lanes[b]``. Passing several pairs together lets
-        frames that they share (an observation and its successor) be decoded once.
+        Row ``b`` of the ``(n, k, frame_bytes)`` array ``outs[i]`` gets the frames ``firsts[i, b]`` to
+        ``firsts[i, b] + k - 1`` of lane ``lanes[b]``. Passing several batches together lets frames that they share (an
+        observation and its successor) be decoded once.
         """
         store.gather_records(lanes, firsts, outs)
 

@@ -25,10 +25,10 @@ import numpy.typing as npt
 
 from sb3_extra_buffers.codecs.base import Bytes, Codec, Encoded, FrameSpec, Indices
 from sb3_extra_buffers.codecs.delta_format import KIND_SHIFT, PREVIOUS, REFERENCE, WHOLE, ZERO
+from sb3_extra_buffers.codecs.gathering import gather_chains
 from sb3_extra_buffers.codecs.references import UseCounts
 from sb3_extra_buffers.compiled import load_kernels
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
-from sb3_extra_buffers.threads import run_in_slices
 
 if TYPE_CHECKING:
     from sb3_extra_buffers.storage.frame_store import FrameStore
@@ -86,8 +86,8 @@ class DeltaCodec(Codec):
             else:
                 row.reshape(shape)[:] = decode_numpy(payload, self._frames[reference], *shape)
 
-    def gather(self, store: FrameStore, lanes: Indices, firsts: list[Indices], outs: list[Bytes]) -> None:
-        if not gather_compiled(store, self._frames, lanes, firsts, outs):
+    def gather(self, store: FrameStore, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
+        if not gather_chains(store, self._frames, lanes, firsts, outs):
             store.gather_records(lanes, firsts, outs)
 
     def release(self, references: Indices) -> None:
@@ -126,23 +126,6 @@ class DeltaCodec(Codec):
             self._current = np.pad(self._current, (0, missing))
             self._regret = np.pad(self._regret, (0, missing))
             self._previous = np.pad(self._previous, ((0, missing), (0, 0)))
-
-
-def gather_compiled(
-    store: FrameStore, references: Words, lanes: Indices, firsts: list[Indices], outs: list[Bytes]
-) -> bool:
-    """Gather frames from delta or raw records straight into ``outs``; false if that needs what is not there."""
-    kernels = load_kernels(_KERNELS)
-    if kernels is None or len(outs) > 2:
-        return False
-    arrays = (
-        lanes, np.stack(firsts), outs[0], outs[-1], store.ring, store.encoded, store.arena.data,
-        store.starts, store.lengths, store.references, references, store.codec.frames_per_record,
-    )  # fmt: skip
-    n_bytes = sum(out.nbytes for out in outs)
-    if not all(run_in_slices(lambda low, high: kernels.gather(*arrays, low, high), len(lanes), n_bytes)):
-        raise CorruptDataError("Stored records do not decode.")
-    return True
 
 
 def encode_numpy(words: Words, bases: Words, frame_bytes: int) -> tuple[Bytes, Indices]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Codec, Encoded, FrameSpec, Indices
-from sb3_extra_buffers.codecs.delta import gather_compiled
+from sb3_extra_buffers.codecs.gathering import gather_chains
 from sb3_extra_buffers.errors import CorruptDataError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class NoneCodec(Codec):
             raise CorruptDataError(f"Raw records have {self.record_bytes} bytes and lie inside the store; some do not.")
         out[:] = np.lib.stride_tricks.sliding_window_view(data, self.record_bytes)[starts]
 
-    def gather(self, store: FrameStore, lanes: Indices, firsts: list[Indices], outs: list[Bytes]) -> None:
-        references = np.zeros((1, -(-self.frame.nbytes // 4)), dtype=np.uint32)
-        if not gather_compiled(store, references, lanes, firsts, outs):
+    def gather(self, store: FrameStore, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
+        no_references = np.zeros((1, 1), dtype=np.uint32)
+        if not gather_chains(store, no_references, lanes, firsts, outs):
             store.gather_records(lanes, firsts, outs)

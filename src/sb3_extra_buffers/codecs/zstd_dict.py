@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from sb3_extra_buffers.codecs import libzstd
 from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Encoded, FrameSpec, Indices
 from sb3_extra_buffers.codecs.references import UseCounts
 from sb3_extra_buffers.codecs.zstd import ZstdCodec
@@ -35,6 +36,7 @@ class ZstdDictCodec(ZstdCodec):
     """Zstandard with dictionaries from the data and the levels of ``zstd``; ``frames_per_record`` frames together."""
 
     name = "zstd-dict"
+    _addresses: Indices | None
 
     def __init__(self, frame: FrameSpec, *, compresslevel: int = 3, frames_per_record: int = 1) -> None:
         if not 1 <= frames_per_record <= 256:
@@ -61,7 +63,8 @@ class ZstdDictCodec(ZstdCodec):
 
     @property
     def reference_bytes(self) -> int:
-        return sum(map(len, self._dictionaries.values())) + sum(map(len, self._recent))
+        prepared = sum(dictionary.nbytes for dictionary in self._for_libzstd.values())
+        return sum(map(len, self._dictionaries.values())) + prepared + sum(map(len, self._recent))
 
     def encode(self, records: Bytes, lanes: Indices) -> Encoded:
         self._look_at(records)
@@ -71,7 +74,9 @@ class ZstdDictCodec(ZstdCodec):
         self._watch(lengths)
         return Encoded(data, lengths, references)
 
-    def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
+    def _decode_one_by_one(
+        self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes
+    ) -> None:
         for reference in np.unique(references).tolist():
             decompress = partial(self._decompressor_for(reference).decompress, max_output_size=self.record_bytes)
             rows = np.flatnonzero(references == reference)
@@ -113,6 +118,7 @@ class ZstdDictCodec(ZstdCodec):
         self._current = self._uses.new()
         # Zstandard looks back from the end: what is most likely to be needed goes there.
         self._dictionaries[self._current] = b"".join(self._recent)
+        self._addresses = None
         self._records = self._bytes = 0
         self._excess = 0.0
 
@@ -120,13 +126,31 @@ class ZstdDictCodec(ZstdCodec):
         for reference in references.tolist():
             del self._dictionaries[reference]
             self._prepared.pop(reference, None)
+            self._for_libzstd.pop(reference, None)
+        self._addresses = None
 
     def _connect(self) -> None:
         super()._connect()
         self._prepared: dict[int, Any] = {}
         self._prepared_lock = threading.Lock()
+        self._for_libzstd: dict[int, libzstd.Dictionary] = {}
+        self._addresses = None
 
-    not_pickled = (*ZstdCodec.not_pickled, "_prepared", "_prepared_lock")
+    not_pickled = (*ZstdCodec.not_pickled, "_prepared", "_prepared_lock", "_for_libzstd", "_addresses")
+
+    @property
+    def _dictionary_addresses(self) -> Indices:
+        addresses = self._addresses
+        if addresses is None and libzstd.decompress_function():
+            with self._prepared_lock:
+                for reference in self._dictionaries.keys() - self._for_libzstd.keys():
+                    self._for_libzstd[reference] = libzstd.Dictionary(self._dictionaries[reference])
+                addresses = np.full(len(self._uses), libzstd.MISSING)
+                addresses[NO_REFERENCE] = 0
+                for reference, dictionary in self._for_libzstd.items():
+                    addresses[reference] = dictionary.address
+                self._addresses = addresses
+        return super()._dictionary_addresses if addresses is None else addresses
 
     def _dictionary(self, reference: int) -> Any:
         """The dictionary in the form that decompression wants, made once for all threads."""

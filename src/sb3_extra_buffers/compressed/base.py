@@ -85,6 +85,8 @@ class BaseCompressedBuffer(BaseBuffer):
 
     def to_torch(self, array: npt.NDArray[Any], copy: bool = True) -> th.Tensor:
         tensor = OutputPool.to_tensor(array, self.device)
+        if tensor is None and not copy and self.device.type == "cpu":
+            tensor = th.from_numpy(array)  # what as_tensor() would do, but faster
         return super().to_torch(array, copy) if tensor is None else tensor
 
     def memory_usage(self) -> MemoryUsage:

@@ -138,13 +138,17 @@ class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
         pairs = {key: self._observation_pair(key, batch_inds, last_inds, env_indices) for key in self._stores}
         obs, next_obs = ({key: pair[which] for key, pair in pairs.items()} for which in (0, 1))
         is_dict = isinstance(self.observation_space, spaces.Dict)
-        dones = self.dones[last_inds, env_indices] * (1 - self.timeouts[last_inds, env_indices])
-        rewards = self._normalize_reward(self.rewards[batch_inds, env_indices].reshape(-1, 1), env)
+        # take() with one index is several times faster than [] with two.
+        places, last_places = (inds * self.n_envs + env_indices for inds in (batch_inds, last_inds))
+        dones = self.dones.reshape(-1, 1).take(last_places, axis=0)
+        dones *= 1 - self.timeouts.reshape(-1, 1).take(last_places, axis=0)
+        rewards = self._normalize_reward(self.rewards.reshape(-1, 1).take(places, axis=0), env)
+        actions = self.actions.reshape(-1, self.action_dim).take(places, axis=0)
         return (DictReplayBufferSamples if is_dict else ReplayBufferSamples)(
             observations=self._tensors(obs, env),
-            actions=self.to_torch(self.actions[batch_inds, env_indices], copy=False),
+            actions=self.to_torch(actions, copy=False),
             next_observations=self._tensors(next_obs, env),
-            dones=self.to_torch(dones.reshape(-1, 1), copy=False),
+            dones=self.to_torch(dones, copy=False),
             rewards=self.to_torch(rewards, copy=False),
         )
 

@@ -19,12 +19,19 @@ TIME_WEIGHT = 0.85
 """Cost is bytes times time to this power: half the memory is worth a little more than twice the time."""
 _FIXED_BYTES = 64
 """About what a transition takes beside its frame, whatever the codec."""
+_SMALL_ENOUGH = 1 / 64
+"""The part of a raw frame below which less memory is worth less and less time."""
+
+_READS = 8
+"""How often an observation is read for each time that it is stored: by DQN with its usual batches, and by PPO."""
+_READ_AT_MOST = 1 << 19
 
 _NONE = CodecRecipe(parse_method("none"))
 _INDEXED = {"indexed_colour": True}
 _DELTA = CodecRecipe(parse_method("delta"))
 _CANDIDATES = (
     _DELTA,
+    CodecRecipe(parse_method("zstd-dict/3")),
     CodecRecipe(parse_method("zstd-dict/3"), {"frames_per_record": 8}),
     CodecRecipe(parse_method("zstd/3")),
 )
@@ -46,15 +53,17 @@ _SMALLEST_FRAME = 512
 
 @dataclass(frozen=True)
 class Preference:
-    """A recipe, the bytes that a frame took with it, and the time to store one observation and to read another."""
+    """A recipe, the bytes that a frame took with it, and the time to store an observation once and read it often."""
 
     recipe: CodecRecipe
+    raw_bytes: int
     frame_bytes: float
     microseconds: float
 
     @property
     def cost(self) -> float:
-        return float((self.frame_bytes + _FIXED_BYTES) * self.microseconds**TIME_WEIGHT)
+        memory = self.frame_bytes + _FIXED_BYTES + _SMALL_ENOUGH * self.raw_bytes
+        return float(memory * self.microseconds**TIME_WEIGHT)
 
 
 def choose_codec(layout: StackLayout, steps: npt.NDArray[Any], current: CodecRecipe | None = None) -> Preference:
@@ -73,7 +82,7 @@ def choose_codec(layout: StackLayout, steps: npt.NDArray[Any], current: CodecRec
     # A saving of less than a tenth is not worth a codec.
     trials = [trial for trial in trials if trial.frame_bytes <= 0.9 * layout.frame.nbytes]
     if not trials:
-        return Preference(_NONE, layout.frame.nbytes, 0.0)
+        return Preference(_NONE, layout.frame.nbytes, layout.frame.nbytes, 0.0)
     best = min(trials, key=lambda trial: trial.cost)
     stay = [trial for trial in trials if trial.recipe == current]
     return stay[0] if stay and best.cost > 0.75 * stay[0].cost else best
@@ -101,21 +110,25 @@ def _try(recipe: CodecRecipe, layout: StackLayout, steps: npt.NDArray[Any]) -> P
     for step in steps[:half]:
         store.append(lanes, step, lambda: store.encoded * 0)
     bytes_before, frames_before = store.arena.live_bytes, int(store.encoded.sum())
-    began = time.process_time()
+    began = time.thread_time()
     for step in steps[half:]:
         store.append(lanes, step, lambda: store.encoded * 0)
-    storing = (time.process_time() - began) / (len(steps) - half) / n_envs
+    storing = (time.thread_time() - began) / (len(steps) - half) / n_envs
     n_frames = max(int(store.encoded.sum()) - frames_before, 1)
     n_bytes = store.arena.live_bytes - bytes_before
 
     # Observations far apart, as they are when sampled, so that none shares a record with another.
     apart = layout.stack + 2 * store.codec.frames_per_record
     newest = int(store.encoded.min()) - layout.stack
-    firsts, where = (grid.reshape(-1) for grid in np.meshgrid(np.arange(newest, -1, -apart), lanes))
+    # Not too many of them either: several threads would wait for each other.
+    most = max(1, _READ_AT_MOST // (layout.stack * layout.frame.nbytes))
+    firsts, where = (grid.reshape(-1)[:most] for grid in np.meshgrid(np.arange(newest, -1, -apart), lanes))
     out = np.empty((len(where), layout.stack, layout.frame.nbytes), dtype=np.uint8)
     reading = []
-    for _ in range(3 if len(where) else 0):
-        began = time.process_time()
-        store.gather(where, [firsts], [out])
-        reading.append((time.process_time() - began) / len(where))
-    return Preference(recipe, n_bytes / n_frames, 1e6 * (storing + min(reading, default=0.0)) + 1e-3)
+    for _ in range(5 if len(where) else 0):
+        began = time.thread_time()
+        store.gather(where, firsts[None], [out])
+        reading.append((time.thread_time() - began) / len(where))
+    return Preference(
+        recipe, layout.frame.nbytes, n_bytes / n_frames, 1e6 * (storing + _READS * min(reading, default=0.0)) + 1e-3
+    )

@@ -74,29 +74,27 @@ class FrameStore:
             self._encode_waiting(oldest)
         return ends
 
-    def gather(self, lanes: Indices, firsts: list[Indices], outs: list[Bytes]) -> None:
+    def gather(self, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
         """Fill each of ``outs`` with the ``stack`` frames from ``firsts`` on. See :meth:`Codec.gather`."""
         self.codec.gather(self, lanes, firsts, outs)
 
-    def gather_records(self, lanes: Indices, firsts: list[Indices], outs: list[Bytes]) -> None:
+    def gather_records(self, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
         """The way of codecs that decode whole records: every record needed is decoded once, then frames are copied.
 
         The batch is cut into slices whose records fit into the processor's cache.
         """
         group_bytes = self.codec.record_bytes * (2 + len(outs) * self.layout.stack // self.codec.frames_per_record)
         run_in_slices(
-            lambda low, high: self._gather_slice(
-                lanes[low:high], [first[low:high] for first in firsts], [out[low:high] for out in outs]
-            ),
+            lambda low, high: self._gather_slice(lanes[low:high], firsts[:, low:high], [out[low:high] for out in outs]),
             len(lanes),
             sum(out.nbytes for out in outs),
             largest=max(8, _CACHE_BYTES // group_bytes),
         )
 
-    def _gather_slice(self, lanes: Indices, firsts: list[Indices], outs: list[Bytes]) -> None:
+    def _gather_slice(self, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
         group, n_slots = self.codec.frames_per_record, self.starts.shape[1]
         steps = np.arange(self.layout.stack)
-        wanted = np.concatenate([first[:, None] + steps for first in firsts], axis=1)
+        wanted = (firsts.T[:, :, None] + steps).reshape(len(lanes), -1)
         lanes = np.broadcast_to(lanes[:, None], wanted.shape)
         waiting = wanted >= self.encoded[lanes]
         places = lanes * n_slots + wanted // group % n_slots

@@ -126,13 +126,15 @@ class ObservationStore:
     def read(self, wanted: list[tuple[int, Indices]], envs: Indices, device: th.device = CPU) -> list[npt.NDArray[Any]]:
         """The observations at ``(slots[i], envs[i])``, for each column and its slots in ``wanted``, as fresh arrays."""
         outs = [self.outputs.take((len(envs), *self.shape), self.stored_dtype, device) for _ in wanted]
-        ends = [self.ends[column][slots, envs] for column, slots in wanted]
-        firsts = [end.astype(np.int64) - self.layout.stack for end in ends]
-        if all(end.all() for end in ends):
-            if len(envs):
-                _gather(self.frames, self.layout, envs, firsts, outs)
-        else:
+        firsts = np.empty((len(wanted), len(envs)), dtype=np.int64)
+        for row, (column, slots) in zip(firsts, wanted, strict=True):
+            row[:] = self.ends[column][slots, envs]
+        written = len(envs) == 0 or firsts.min() > 0
+        firsts -= self.layout.stack
+        if not written:
             self._read_with_gaps(envs, firsts, outs)
+        elif len(envs):
+            _gather(self.frames, self.layout, envs, firsts, outs)
         if self.stored_dtype != self.output_dtype:
             outs = [out.astype(self.dtype).astype(self.output_dtype) for out in outs]
         return outs if self.divisor == 1.0 else [out / np.float32(self.divisor) for out in outs]
@@ -171,13 +173,13 @@ class ObservationStore:
             "change values. Give the observation space the dtype that the environment returns."
         )
 
-    def _read_with_gaps(self, lanes: Indices, firsts: list[Indices], outs: list[npt.NDArray[Any]]) -> None:
+    def _read_with_gaps(self, lanes: Indices, firsts: Indices, outs: list[npt.NDArray[Any]]) -> None:
         for first, out in zip(firsts, outs, strict=True):
             written = first >= 0
             out[~written] = 0
             if written.any():
                 found = np.empty((int(written.sum()), *self.shape), dtype=self.stored_dtype)
-                _gather(self.frames, self.layout, lanes[written], [first[written]], [found])
+                _gather(self.frames, self.layout, lanes[written], first[written][None], [found])
                 out[written] = found
 
     def _oldest(self) -> Indices:
@@ -273,7 +275,7 @@ class ObservationStore:
         slots = self._by_age()[-max(_FEWEST_STEPS, min(most, 8 * _LOOK_AT_BYTES // step_bytes)) :]
         where, envs = np.repeat(slots, self.n_envs), np.tile(self._all_lanes, len(slots))
         out = np.empty((len(where), *self.shape), dtype=self.stored_dtype)
-        self._read_with_gaps(envs, [self.ends[0][where, envs].astype(np.int64) - self.layout.stack], [out])
+        self._read_with_gaps(envs, self.ends[0][where, envs].astype(np.int64)[None] - self.layout.stack, [out])
         return out.reshape(len(slots), self.n_envs, *self.shape)
 
     def _rebuild(self, layout: StackLayout, recipe: CodecRecipe) -> None:
@@ -287,12 +289,12 @@ class ObservationStore:
                 if len(lanes):
                     found = np.empty((len(lanes), *self.shape), dtype=self.stored_dtype)
                     firsts = ends[slot, lanes].astype(np.int64) - old_layout.stack
-                    _gather(old_frames, old_layout, lanes, [firsts], [found])
+                    _gather(old_frames, old_layout, lanes, firsts[None], [found])
                     self.ends[column][slot, lanes] = self.frames.append(lanes, found, self._oldest)
 
 
 def _gather(
-    store: FrameStore, layout: StackLayout, lanes: Indices, firsts: list[Indices], outs: list[npt.NDArray[Any]]
+    store: FrameStore, layout: StackLayout, lanes: Indices, firsts: Indices, outs: list[npt.NDArray[Any]]
 ) -> None:
     """Fill ``outs`` with the observations that begin at the frames ``firsts``."""
     n = len(lanes)

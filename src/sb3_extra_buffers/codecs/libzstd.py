@@ -1,0 +1,93 @@
+"""libzstd's own functions, for kernels that decompress many records without coming back to Python.
+
+``zstandard`` brings libzstd along twice: inside its fast module, where nobody else can get at it, and inside the module
+for PyPy, whose functions anyone may call. Where that one is missing, records are decompressed by a Python call each.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from sb3_extra_buffers.codecs.base import Indices
+
+MISSING = -1
+"""Stands for the address of a dictionary that is not there; 0 means that none is wanted."""
+_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "ZSTD_createDCtx": (_POINTER, []),
+    "ZSTD_freeDCtx": (_SIZE, [_POINTER]),
+    "ZSTD_createDDict_byReference": (_POINTER, [ctypes.c_char_p, _SIZE]),
+    "ZSTD_freeDDict": (_SIZE, [_POINTER]),
+    "ZSTD_sizeof_DDict": (_SIZE, [_POINTER]),
+    "ZSTD_decompress_usingDDict": (_SIZE, [_POINTER, _POINTER, _SIZE, _POINTER, _SIZE, _POINTER]),
+}
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    spec = importlib.util.find_spec("zstandard._cffi") if importlib.util.find_spec("zstandard") else None
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        library = ctypes.CDLL(spec.origin)
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError):
+        return None
+    return library
+
+
+@functools.cache
+def decompress_function() -> int:
+    """The address of ``ZSTD_decompress_usingDDict``, or 0 where it cannot be had."""
+    library = _library()
+    return ctypes.cast(library.ZSTD_decompress_usingDDict, _POINTER).value or 0 if library else 0
+
+
+class Dictionary:
+    """A dictionary in the form that decompression wants."""
+
+    def __init__(self, content: bytes) -> None:
+        self._library = _library()
+        assert self._library is not None
+        self._content = content  # which libzstd goes on reading
+        self.address: int = self._library.ZSTD_createDDict_byReference(content, len(content))
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes beside its content."""
+        assert self._library is not None
+        size: int = self._library.ZSTD_sizeof_DDict(self.address)
+        return size
+
+    def __del__(self) -> None:
+        if self._library is not None:
+            self._library.ZSTD_freeDDict(self.address)
+
+
+_idle_contexts: list[int] = []
+_lock = threading.Lock()
+
+
+@contextmanager
+def contexts(n: int) -> Iterator[Indices]:
+    """Addresses of ``n`` decompression contexts that nobody else uses in the meantime."""
+    library = _library()
+    assert library is not None
+    with _lock:
+        taken = [_idle_contexts.pop() for _ in range(min(n, len(_idle_contexts)))]
+    taken += [library.ZSTD_createDCtx() for _ in range(n - len(taken))]
+    try:
+        yield np.array(taken, dtype=np.int64)
+    finally:
+        with _lock:
+            _idle_contexts.extend(taken)
