@@ -40,7 +40,8 @@ def full_buffer(method: str) -> CompressedReplayBuffer:
 def batch_at(buffer: CompressedReplayBuffer, seed: int) -> list[np.ndarray]:
     """A batch that depends on nothing but the buffer: threads share NumPy's generator."""
     rng = np.random.default_rng(seed)
-    slots, envs = rng.integers(0, SLOTS, 100), rng.integers(0, N_ENVS, 100)
+    # Enough to be decoded by several threads.
+    slots, envs = rng.integers(0, SLOTS, 300), rng.integers(0, N_ENVS, 300)
     return [column[slots, envs] for column in (buffer.observations, buffer.next_observations)]
 
 

@@ -18,15 +18,27 @@ import numpy as np
 
 from sb3_extra_buffers.codecs.base import Indices
 
+_MOST_STATISTICS = 1 << 12
 MISSING = -1
 """Stands for the address of a dictionary that is not there; 0 means that none is wanted."""
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
+
+
+class _DictionaryParameters(ctypes.Structure):
+    _fields_ = (("level", ctypes.c_int), ("verbosity", ctypes.c_uint), ("number", ctypes.c_uint))
+
+
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ZSTD_createDCtx": (_POINTER, []),
     "ZSTD_freeDCtx": (_SIZE, [_POINTER]),
     "ZSTD_createDDict_byReference": (_POINTER, [ctypes.c_char_p, _SIZE]),
     "ZSTD_freeDDict": (_SIZE, [_POINTER]),
     "ZSTD_sizeof_DDict": (_SIZE, [_POINTER]),
+    "ZDICT_finalizeDictionary": (
+        _SIZE,
+        [_POINTER, _SIZE, ctypes.c_char_p, _SIZE, ctypes.c_char_p, _POINTER, ctypes.c_uint, _DictionaryParameters],
+    ),
+    "ZDICT_isError": (ctypes.c_uint, [_SIZE]),
     "ZSTD_decompress_usingDDict": (_SIZE, [_POINTER, _POINTER, _SIZE, _POINTER, _SIZE, _POINTER]),
 }
 
@@ -51,6 +63,24 @@ def decompress_function() -> int:
     """The address of ``ZSTD_decompress_usingDDict``, or 0 where it cannot be had."""
     library = _library()
     return ctypes.cast(library.ZSTD_decompress_usingDDict, _POINTER).value or 0 if library else 0
+
+
+def make_dictionary(content: bytes, samples: list[bytes], level: int) -> bytes:
+    """Content for records to refer to, with statistics of what compressing ``samples`` with it leaves to be written.
+
+    Records then need no statistics of their own, which makes them smaller and faster to decompress. Where that cannot
+    be done, the dictionary is the mere content.
+    """
+    library = _library()
+    if library is None:
+        return content
+    out = ctypes.create_string_buffer(len(content) + _MOST_STATISTICS)
+    size = library.ZDICT_finalizeDictionary(
+        out, len(out), content, len(content),
+        b"".join(samples), (_SIZE * len(samples))(*map(len, samples)), len(samples),
+        _DictionaryParameters(level, 0, 0),
+    )  # fmt: skip
+    return content if library.ZDICT_isError(size) else out.raw[:size]
 
 
 class Dictionary:

@@ -1,9 +1,10 @@
 """``zstd-dict``: Zstandard with a dictionary of frames that the buffer has seen.
 
 A dictionary is some raw frames, one after the other, so that a record consists of little more than where in them its
-pixels stand. The first is made of the first frames; a second, of frames further apart, replaces it soon; and a new
-one follows when records have grown, compared with what the dictionary gave when it was new, by several times its size.
-Records keep the dictionary that they were made with, and it goes with the last of them.
+pixels stand, and statistics that tell how to write that in few bits, taken from records that follow those frames. The
+first is made of the first frames; a second, of frames further apart, replaces it soon; and a new one follows when
+records have grown, compared with what the dictionary gave when it was new, by several times its size. Records keep the
+dictionary that they were made with, and it goes with the last of them.
 
 Several frames of a lane in one record (``frames_per_record``) make it far smaller, since they resemble each other most.
 """
@@ -24,6 +25,9 @@ from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
 
 _DICTIONARY_FRAMES = 16
 _DICTIONARY_BYTES = 1 << 20
+_SAMPLES = 16
+"""Records that a dictionary's statistics are made from."""
+_DICTIONARY_MAGIC = (0xEC30A437).to_bytes(4, "little")
 _SPREAD = 64
 """Frames between two that go into a dictionary."""
 _BASELINE_RECORDS = 1024
@@ -48,6 +52,9 @@ class ZstdDictCodec(ZstdCodec):
         self._dictionaries: dict[int, bytes] = {}
         self._current = NO_REFERENCE
         self._recent: list[bytes] = []
+        self._content = b""
+        """The next dictionary, while records are collected that tell what else it needs."""
+        self._samples: list[bytes] = []
         self._spread = 1
         self._planned = 2
         """Dictionaries that are made whether records grow or not: a makeshift one and a better one."""
@@ -64,7 +71,8 @@ class ZstdDictCodec(ZstdCodec):
     @property
     def reference_bytes(self) -> int:
         prepared = sum(dictionary.nbytes for dictionary in self._for_libzstd.values())
-        return sum(map(len, self._dictionaries.values())) + prepared + sum(map(len, self._recent))
+        collected = sum(map(len, self._recent)) + len(self._content) + sum(map(len, self._samples))
+        return sum(map(len, self._dictionaries.values())) + prepared + collected
 
     def encode(self, records: Bytes, lanes: Indices) -> Encoded:
         self._look_at(records)
@@ -91,12 +99,16 @@ class ZstdDictCodec(ZstdCodec):
         self._forget(self._uses.drop(references))
 
     def _look_at(self, records: Bytes) -> None:
-        """Collect frames for the next dictionary, and make it when there is none, or only a makeshift one."""
+        """Collect what the next dictionary is made from, and make it when there is none, or only a makeshift one."""
+        if self._content:
+            self._samples += [record.tobytes() for record in records]
+            if len(self._samples) >= _SAMPLES:
+                self._renew()
         for frame in records.reshape(-1, self.frame.nbytes):
             if self._frames_seen % self._spread == 0:
                 self._recent = [*self._recent[-self._dictionary_frames + 1 :], frame.tobytes()]
                 if self._frames_seen == (self._dictionary_frames - 1) * self._spread and self._planned > 0:
-                    self._renew()
+                    self._begin_dictionary()
                     self._planned -= 1
                     self._spread, self._frames_seen = _SPREAD, 0
             self._frames_seen += 1
@@ -109,15 +121,22 @@ class ZstdDictCodec(ZstdCodec):
             self._bytes += int(lengths.sum())
             return
         self._excess = max(0.0, self._excess + float(lengths.sum()) - len(lengths) * self._bytes / self._records)
-        if self._excess > _WORTH_RENEWING * len(self._dictionaries[self._current]):
-            self._renew()
+        if self._excess > _WORTH_RENEWING * len(self._dictionaries[self._current]) and not self._content:
+            self._begin_dictionary()
+
+    def _begin_dictionary(self) -> None:
+        # Zstandard looks back from the end: what is most likely to be needed goes there.
+        self._content = b"".join(self._recent)
+        if self._content.startswith(_DICTIONARY_MAGIC):  # which would be taken for a dictionary with statistics
+            self._content = b"\0" + self._content
+        self._samples = []
 
     def _renew(self) -> None:
         if self._current != NO_REFERENCE:
             self._forget(self._uses.drop(np.array([self._current])))
         self._current = self._uses.new()
-        # Zstandard looks back from the end: what is most likely to be needed goes there.
-        self._dictionaries[self._current] = b"".join(self._recent)
+        self._dictionaries[self._current] = libzstd.make_dictionary(self._content, self._samples, self.compresslevel)
+        self._content, self._samples = b"", []
         self._addresses = None
         self._records = self._bytes = 0
         self._excess = 0.0
@@ -159,11 +178,11 @@ class ZstdDictCodec(ZstdCodec):
                 content = self._dictionaries.get(reference)
                 if content is None:
                     raise CorruptDataError(f"A record refers to dictionary {reference}, which is not there.")
-                self._prepared[reference] = self._raw_dictionary(content)
+                self._prepared[reference] = self._as_dictionary(content)
             return self._prepared[reference]
 
-    def _raw_dictionary(self, content: bytes) -> Any:
-        return self._library.ZstdCompressionDict(content, dict_type=self._library.DICT_TYPE_RAWCONTENT)
+    def _as_dictionary(self, content: bytes) -> Any:
+        return self._library.ZstdCompressionDict(content)
 
     @property
     def _compressor(self) -> Any:
@@ -173,7 +192,7 @@ class ZstdDictCodec(ZstdCodec):
         kept = getattr(self._contexts, "with_dictionary", None)
         if kept is None or kept[0] is not content:
             # Prepared for compression, which takes many times its size, so only the dictionary in use is.
-            dictionary = self._raw_dictionary(content)
+            dictionary = self._as_dictionary(content)
             dictionary.precompute_compress(level=self.compresslevel)
             compressor = self._library.ZstdCompressor(
                 self.compresslevel,

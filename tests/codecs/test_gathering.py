@@ -1,0 +1,153 @@
+"""Batches decoded by kernels: by how many threads and with which library does not matter to what comes out."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch as th
+
+from sb3_extra_buffers.codecs import libzstd
+from sb3_extra_buffers.codecs.base import FrameSpec
+from sb3_extra_buffers.codecs.registry import create_codec
+from sb3_extra_buffers.errors import CorruptDataError
+from sb3_extra_buffers.storage.frame_store import FrameStore
+from sb3_extra_buffers.storage.stacking import StackLayout
+from sb3_extra_buffers.team import ALONE, team_for
+from tests.methods import installed
+
+N_LANES, STEPS = 3, 400
+SHAPE = (1, 60, 60)
+ZSTD = [*installed("zstd", "zstd-dict"), *(f"{name} x8" for name in installed("zstd-dict"))]
+METHODS = [*installed("none", "delta"), *ZSTD]
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    before = th.get_num_threads()
+    th.set_num_threads(2)
+    yield
+    th.set_num_threads(before)
+
+
+def walks() -> np.ndarray:
+    """Frames of which little changes from one step to the next."""
+    rng = np.random.default_rng(0)
+    frames = np.repeat(rng.integers(0, 4, (1, N_LANES, *SHAPE), dtype=np.uint8), STEPS, axis=0)
+    for step in range(1, STEPS):
+        frames[step] = frames[step - 1]
+        frames[step, :, 0, step % 60, :20] = rng.integers(0, 255, (N_LANES, 20))
+    return frames
+
+
+def filled(method: str) -> tuple[FrameStore, np.ndarray]:
+    name, _, group = method.partition(" x")
+    layout = StackLayout(SHAPE, np.dtype(np.uint8))
+    options = {"frames_per_record": int(group)} if group else {}
+    store = FrameStore(create_codec(name, layout.frame, **options), N_LANES, layout)
+    frames = walks()
+    for frame in frames:
+        store.append(np.arange(N_LANES), frame, lambda: np.zeros(N_LANES, np.int64))
+    return store, frames
+
+
+def batch(store: FrameStore, n: int = 600) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Large enough for several threads."""
+    rng = np.random.default_rng(1)
+    lanes, firsts = rng.integers(0, N_LANES, n), rng.integers(0, STEPS, (2, n))
+    outs = [np.zeros((n, 1, store.codec.frame.nbytes), np.uint8) for _ in range(2)]
+    store.gather(lanes, firsts, outs)
+    return lanes, firsts, np.stack(outs)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_thread_or_several(method: str) -> None:
+    store, frames = filled(method)
+    lanes, firsts, several = batch(store)
+    th.set_num_threads(1)
+    np.testing.assert_array_equal(batch(store)[2], several)
+    np.testing.assert_array_equal(several.reshape(*firsts.shape, *SHAPE), frames[firsts, lanes])
+
+
+@pytest.mark.parametrize("method", ZSTD)
+def test_without_libzstd_every_record_is_a_call(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, _ = filled(method)
+    expected = batch(store)[2]
+    monkeypatch.setattr(libzstd, "decompress_function", lambda: 0)
+    np.testing.assert_array_equal(batch(store)[2], expected)
+
+
+def test_dictionaries_without_statistics_serve_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("zstandard")
+    with_statistics, _ = filled("zstd-dict")
+    monkeypatch.setattr(libzstd, "_library", lambda: None)
+    plain, _ = filled("zstd-dict")
+    monkeypatch.undo()
+    np.testing.assert_array_equal(batch(plain)[2], batch(with_statistics)[2])
+    assert with_statistics.arena.live_bytes < plain.arena.live_bytes
+
+
+def test_frames_that_begin_like_a_dictionary_are_not_taken_for_one() -> None:
+    pytest.importorskip("zstandard")
+    frame = FrameSpec(400, np.dtype(np.uint8))
+    codec = create_codec("zstd-dict", frame)
+    records = np.random.default_rng(0).integers(0, 9, (80, 400), dtype=np.uint8)
+    records[:, :4] = np.frombuffer((0xEC30A437).to_bytes(4, "little"), np.uint8)
+    lanes = np.zeros(len(records), np.int64)
+    encoded = [codec.encode(records[i : i + 1], lanes[:1]) for i in range(len(records))]
+    for record, (data, lengths, references) in zip(records, encoded, strict=True):
+        out = np.empty((1, 400), np.uint8)
+        codec.decode(data, np.zeros(1, np.int64), lengths, references, out)
+        np.testing.assert_array_equal(out[0], record)
+
+
+@pytest.mark.parametrize("method", ZSTD)
+def test_corrupt_records_are_refused(method: str) -> None:
+    store, _ = filled(method)
+    store.arena.data[: store.arena.limit] ^= 0x5A
+    with pytest.raises(CorruptDataError):
+        batch(store)
+
+
+def test_a_dictionary_that_is_not_there_is_refused() -> None:
+    pytest.importorskip("zstandard")
+    store, _ = filled("zstd-dict")
+    store.references[:] = 99
+    with pytest.raises(CorruptDataError):
+        batch(store)
+
+
+def test_dictionaries_are_freed_with_their_last_record() -> None:
+    pytest.importorskip("zstandard")
+    store, _ = filled("zstd-dict")
+    batch(store)
+    before = alive(libzstd.Dictionary)
+    store.release(store.heads.copy())
+    assert alive(libzstd.Dictionary) < before
+
+
+def alive(kind: type) -> int:
+    gc.collect()
+    return sum(type(thing) is kind for thing in gc.get_objects())
+
+
+class TestTeam:
+    def test_little_work_is_done_alone(self) -> None:
+        assert team_for(1000) == ALONE
+
+    def test_torch_says_how_many_threads(self) -> None:
+        th.set_num_threads(1)
+        assert team_for(1 << 30) == ALONE
+        th.set_num_threads(2)
+        team = team_for(1 << 30)
+        assert team is None or team.n_threads == 2
+
+    def test_threads_of_the_user_bring_no_further_ones(self) -> None:
+        found: list[object] = []
+        thread = threading.Thread(target=lambda: found.append(team_for(1 << 30)))
+        thread.start()
+        thread.join()
+        assert found == [None]
