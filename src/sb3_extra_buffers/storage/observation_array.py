@@ -96,8 +96,7 @@ class ObservationArray:
             slots, envs = slot_key, env_key
             if slots.shape != envs.shape:
                 slots, envs = _broadcast(slots, envs)
-            _check_bounds(slots, self.store.n_slots)
-            _check_bounds(envs, self.store.n_envs)
+            slots, envs = _from_zero(slots, self.store.n_slots), _from_zero(envs, self.store.n_envs)
         else:
             slots, envs = np.arange(self.store.n_slots)[slot_key], np.arange(self.store.n_envs)[env_key]
             if slots.ndim and envs.ndim and (isinstance(slot_key, slice) or isinstance(env_key, slice)):
@@ -118,9 +117,12 @@ def _broadcast(slots: npt.NDArray[Any], envs: npt.NDArray[Any]) -> tuple[npt.NDA
     return slots.copy(), envs.copy()
 
 
-def _check_bounds(indices: Indices, size: int) -> None:
-    if indices.size and not (-size <= indices.min() and indices.max() < size):
+def _from_zero(indices: Indices, size: int) -> Indices:
+    """Indices that count from the beginning, also where they were given from the end."""
+    smallest, largest = (indices.min(), indices.max()) if indices.size else (0, 0)
+    if smallest < -size or largest >= size:
         raise IndexError(f"Index out of range: there are {size}, numbered from 0.")
+    return indices if smallest >= 0 else indices % size
 
 
 class _EnvironmentsFirst:
