@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sb3_extra_buffers.codecs.availability import has_numba
 from sb3_extra_buffers.codecs.base import FrameSpec
 from sb3_extra_buffers.codecs.delta import DeltaCodec, decode_numpy, encode_numpy
 from sb3_extra_buffers.compiled import load_kernels
@@ -42,6 +43,7 @@ def records(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, int]:
     return words, bases, frame_bytes
 
 
+@pytest.mark.skipif(not has_numba(), reason="needs numba")
 @given(records())
 def test_compiled_encoding_equals_the_reference_byte_for_byte(case: tuple[np.ndarray, np.ndarray, int]) -> None:
     kernels = load_kernels(KERNELS)

@@ -11,6 +11,7 @@ from sb3_extra_buffers.codecs.registry import create_codec
 from sb3_extra_buffers.compiled import load_kernels
 from sb3_extra_buffers.errors import ConfigurationError
 from tests.codecs.helpers import store
+from tests.methods import installed
 
 PIXELS = 120
 
@@ -27,7 +28,7 @@ def frames(rng: np.random.Generator, n: int, n_colours: int, channels_last: bool
 
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("n_colours", [1, 7, 256, 3000])
-@pytest.mark.parametrize("method", ["none", "delta", "zstd/3", "zstd-dict/3", "gzip/1"])
+@pytest.mark.parametrize("method", installed("none", "delta", "zstd/3", "zstd-dict/3", "gzip/1"))
 def test_frames_come_back_exactly(method: str, n_colours: int, channels_last: bool) -> None:
     spec = FrameSpec(3 * PIXELS, np.dtype(np.uint8), 3, channels_last)
     codec = create_codec(method, spec, indexed_colour=True)
@@ -38,7 +39,7 @@ def test_frames_come_back_exactly(method: str, n_colours: int, channels_last: bo
 
 def test_records_that_do_not_fit_into_the_palette_stand_between_those_that_do() -> None:
     rng = np.random.default_rng(1)
-    codec = create_codec("zstd/3", FrameSpec(3 * PIXELS, np.dtype(np.uint8), 3), indexed_colour=True)
+    codec = create_codec("gzip/1", FrameSpec(3 * PIXELS, np.dtype(np.uint8), 3), indexed_colour=True)
     parts = [frames(rng, 2, 40, False), frames(rng, 3, 5000, False), frames(rng, 2, 40, False)]
     records = np.concatenate([*parts, parts[0]])
     np.testing.assert_array_equal(round_trip(codec, records), records)
@@ -53,8 +54,8 @@ def test_a_pixel_takes_one_byte_instead_of_three() -> None:
 
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_compiled_and_plain_form_agree_on_the_pixels(channels_last: bool) -> None:
+    pytest.importorskip("numba")
     kernels = load_kernels("sb3_extra_buffers.codecs.indexed_kernels")
-    assert kernels is not None
     records = frames(np.random.default_rng(3), 9, 300, channels_last)
     results = []
     for to_indices in (kernels.to_indices, to_indices_numpy):
@@ -70,4 +71,4 @@ def test_compiled_and_plain_form_agree_on_the_pixels(channels_last: bool) -> Non
 
 def test_only_rgb_images_can_be_indexed() -> None:
     with pytest.raises(ConfigurationError, match="RGB images of dtype uint8"):
-        create_codec("zstd", FrameSpec(84 * 84, np.dtype(np.uint8)), indexed_colour=True)
+        create_codec("gzip", FrameSpec(84 * 84, np.dtype(np.uint8)), indexed_colour=True)

@@ -13,12 +13,14 @@ from sb3_extra_buffers.gpu_buffers.device_arena import HeapBudget
 from sb3_extra_buffers.gpu_buffers.device_frame_store import DeviceFrameStore
 from sb3_extra_buffers.gpu_buffers.kernels.batch import ObservationBatch
 from sb3_extra_buffers.gpu_buffers.kernels.frames import windows
+from sb3_extra_buffers.gpu_buffers.transfer import Outbox
 from sb3_extra_buffers.storage.stacking import StackLayout
 
 CONTENTS = {
     "never changes": lambda frame, rng: frame,
     "changes a little": lambda frame, rng: _changed(frame, rng, 3),
     "changes at both ends": lambda frame, rng: _changed_at(frame, [0, -1]),
+    "changes far apart": lambda frame, rng: _changed_at(frame, slice(None, None, 1500)),
     "changes everywhere": lambda frame, rng: rng.integers(0, 256, size=frame.shape, dtype=np.uint8),
     "is zero now and then": lambda frame, rng: frame * rng.integers(0, 2, dtype=np.uint8),
 }
@@ -56,7 +58,8 @@ def filled(method: str, group: int, size: int, dtype: object, content: str, devi
         ends.append(store.append(lanes, now.view(dtype), lambda: np.zeros(2, np.int64)))
         seen.append(now)
     store.encode_waiting(lambda: np.zeros(2, np.int64))
-    store.flush()
+    with Outbox(store.device) as outbox:
+        store.flush(outbox)
     return store, np.stack(seen), np.stack(ends).astype(np.uint32)
 
 
