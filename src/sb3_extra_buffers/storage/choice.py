@@ -25,18 +25,19 @@ _SMALL_ENOUGH = 1 / 64
 _READS = 8
 """How often an observation is read for each time that it is stored: by DQN with its usual batches, and by PPO."""
 _READ_AT_MOST = 1 << 19
+_MOST_LANES = 4
+DELTA_SERVES_AT = 1 / 20
+"""The part of a frame that ``delta`` may leave for the choice to be clear."""
 
 _NONE = CodecRecipe(parse_method("none"))
 _INDEXED = {"indexed_colour": True}
 _DELTA = CodecRecipe(parse_method("delta"))
 _CANDIDATES = (
-    _DELTA,
     CodecRecipe(parse_method("zstd-dict/3")),
     CodecRecipe(parse_method("zstd-dict/3"), {"frames_per_record": 8}),
     CodecRecipe(parse_method("zstd/3")),
 )
 _WITHOUT_ZSTD = (
-    _DELTA,
     CodecRecipe(parse_method("lz4-frame/0")),
     CodecRecipe(parse_method("igzip/1")),
     CodecRecipe(parse_method("gzip/1")),
@@ -66,35 +67,33 @@ class Preference:
         return float(memory * self.microseconds**TIME_WEIGHT)
 
 
-def choose_codec(layout: StackLayout, steps: npt.NDArray[Any], current: CodecRecipe | None = None) -> Preference:
+def choose_codec(
+    layout: StackLayout,
+    steps: npt.NDArray[Any],
+    current: CodecRecipe | None = None,
+    delta_serves_at: float = DELTA_SERVES_AT,
+) -> Preference:
     """The codec that stores ``steps``, ``(n, n_envs, *shape)``, at the lowest cost.
 
-    ``current`` is given up only for one that costs a quarter less.
+    ``delta``, which is the fastest, is taken without a look at others where it leaves at most ``delta_serves_at`` of a
+    frame. ``current`` is given up only for a codec that costs a quarter less.
     """
-    trials = []
-    if layout.frame.nbytes >= _SMALLEST_FRAME:
-        installed = available_methods()
-        candidates = (
-            *(_CANDIDATES if "zstd" in installed else _WITHOUT_ZSTD),
-            *(_RGB_CANDIDATES if _is_rgb(layout) else ()),
-        )
-        trials += [_try(recipe, layout, steps) for recipe in candidates if recipe.method.name in installed]
+    raw_bytes, installed = layout.frame.nbytes, available_methods()
+    if raw_bytes < _SMALLEST_FRAME:
+        return Preference(_NONE, raw_bytes, raw_bytes, 0.0)
+    steps = np.ascontiguousarray(steps[:, :_MOST_LANES])
+    trials = [_try(_DELTA, layout, steps)]
+    if has_numba() and trials[0].frame_bytes <= delta_serves_at * raw_bytes:
+        return trials[0]
+    others = (*(_CANDIDATES if "zstd" in installed else _WITHOUT_ZSTD), *(_RGB_CANDIDATES if _is_rgb(layout) else ()))
+    trials += [_try(recipe, layout, steps) for recipe in others if recipe.method.name in installed]
     # A saving of less than a tenth is not worth a codec.
-    trials = [trial for trial in trials if trial.frame_bytes <= 0.9 * layout.frame.nbytes]
+    trials = [trial for trial in trials if trial.frame_bytes <= 0.9 * raw_bytes]
     if not trials:
-        return Preference(_NONE, layout.frame.nbytes, layout.frame.nbytes, 0.0)
+        return Preference(_NONE, raw_bytes, raw_bytes, 0.0)
     best = min(trials, key=lambda trial: trial.cost)
     stay = [trial for trial in trials if trial.recipe == current]
     return stay[0] if stay and best.cost > 0.75 * stay[0].cost else best
-
-
-def choose_codec_quickly(layout: StackLayout, steps: npt.NDArray[Any]) -> Preference:
-    """The same for the beginning, when little is known: ``delta``, which is the fastest, if it serves at all."""
-    if layout.frame.nbytes >= _SMALLEST_FRAME and has_numba():
-        delta = _try(_DELTA, layout, steps)
-        if delta.frame_bytes <= 0.25 * layout.frame.nbytes:
-            return delta
-    return choose_codec(layout, steps)
 
 
 def _is_rgb(layout: StackLayout) -> bool:

@@ -15,7 +15,7 @@ import torch as th
 from sb3_extra_buffers.codecs.base import Codec, FrameSpec, Indices
 from sb3_extra_buffers.codecs.registry import parse_method
 from sb3_extra_buffers.errors import ObservationError
-from sb3_extra_buffers.storage.choice import choose_codec, choose_codec_quickly
+from sb3_extra_buffers.storage.choice import choose_codec
 from sb3_extra_buffers.storage.config import CodecRecipe, StorageConfig, saturate
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.memory import zeros
@@ -25,6 +25,7 @@ from sb3_extra_buffers.storage.stacking import RGB, StackLayout, declared_layout
 logger = logging.getLogger("sb3_extra_buffers")
 
 _LOOK_AT_STEPS = 64
+_DELTA_SERVES_AT_FIRST = 1 / 4
 _LOOK_AGAIN_AT = 512
 _LOOK_AGAIN_AT_STEPS = 192
 """The first steps of an episode are often all alike, so what was chosen by them is looked at once more."""
@@ -150,7 +151,7 @@ class ObservationStore:
         self._decide_at = None
         steps = self._recent_steps()
         layout = detect_layout(steps) if self.config.frame_stack == "auto" else self.layout
-        recipe = self.config.recipe or choose_codec_quickly(layout, steps).recipe
+        recipe = self.config.recipe or choose_codec(layout, steps, delta_serves_at=_DELTA_SERVES_AT_FIRST).recipe
         if recipe.options.get("indexed_colour") and layout.frame.channels != RGB:
             warnings.warn(f"Observations of shape {self.shape} are not RGB: indexed_colour is left out.", stacklevel=2)
             recipe = recipe.without("indexed_colour")
