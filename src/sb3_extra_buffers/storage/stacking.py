@@ -60,20 +60,22 @@ class StackLayout:
 
     def in_memory(self, observations: npt.NDArray[Any]) -> tuple[Bytes, MemoryForm]:
         """Observations, ``(n, *shape)``, as ``(n, bytes)``, and how frames lie in there. Copies only if it must."""
+        if self.is_contiguous and observations.flags.c_contiguous:
+            return observations.reshape(len(observations), -1).view(np.uint8), self._frame_after_frame
         n, frame_bytes = len(observations), self.frame.nbytes
+        form = self._frame_after_frame
         if not self.is_contiguous:
             chunk = self.shape[-1] // self.stack * self.dtype.itemsize
             form = MemoryForm(frame_bytes // chunk, chunk, chunk)
-        elif (
-            not observations.flags.c_contiguous
-            and (channels_last := observations.transpose(0, *range(2, observations.ndim), 1)).flags.c_contiguous
-        ):
+        elif (channels_last := observations.transpose(0, *range(2, observations.ndim), 1)).flags.c_contiguous:
             observations = channels_last
             chunk = self.shape[0] // self.stack * self.dtype.itemsize
             form = MemoryForm(frame_bytes // chunk, chunk, self.dtype.itemsize)
-        else:
-            form = MemoryForm(1, frame_bytes, frame_bytes)
         return np.ascontiguousarray(observations).reshape(n, -1).view(np.uint8), form
+
+    @cached_property
+    def _frame_after_frame(self) -> MemoryForm:
+        return MemoryForm(1, self.frame.nbytes, self.frame.nbytes)
 
     def merge(self, frames: Bytes, out: npt.NDArray[Any]) -> None:
         """Frames, ``(n, stack, frame_bytes)``, as observations, where their frames are not contiguous."""
