@@ -39,8 +39,9 @@ def bench(
 ) -> None:
     """Compare the methods on your own environment.
 
-    Plays it, measures what buffers take for what is seen there, and recommends one. Memory is what a fresh process grows by; times are measured with the buffers taking turns. After a method may stand
-    xN for N frames per record, and "indexed" for indexed colour.
+    Plays it, measures what buffers take for what is seen there, and recommends one. Memory is what a fresh process
+    grows by; times are measured with the buffers taking turns. After a method may stand xN for N frames per record, and
+    "indexed" for indexed colour.
     """
     from sb3_extra_buffers.cli.played import played
     from sb3_extra_buffers.cli.report import Report
@@ -67,7 +68,8 @@ def bench(
     player = "a random policy" if policy is None else policy.name
     report = Report(env_id, player, comparison, recommend(comparison))
     click.echo(as_text(report))
-    for path, write in ((json, write_json), (plot, write_plot), (html, write_page)):
-        if path is not None:
-            write(path, report)
-            click.echo(f"\nWritten: {path}")
+    files = {path: write for path, write in ((json, write_json), (plot, write_plot), (html, write_page)) if path}
+    for path, write in files.items():
+        write(path, report)
+    if files:
+        click.echo(f"\nWritten: {', '.join(map(str, files))}")

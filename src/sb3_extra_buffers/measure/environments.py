@@ -48,7 +48,8 @@ def make_env(env_id: str, n_envs: int, seed: int, frame_stack: int | None = None
 def is_atari(env_id: str) -> bool:
     """Whether Gymnasium's registry says that the Arcade Learning Environment plays this one."""
     if importlib.util.find_spec("ale_py") is not None:
-        importlib.import_module("ale_py")  # which registers its games
+        ale_py = importlib.import_module("ale_py")  # which registers its games
+        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no greeting among the progress bars
     elif env_id.startswith("ALE/") or "NoFrameskip-v" in env_id:
         require("ale_py", f"The environment {env_id!r}", "atari")
     spec = gym.registry.get(env_id)

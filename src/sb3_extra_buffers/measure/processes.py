@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from typing import ParamSpec, TypeVar, cast
 
+from tqdm import tqdm
+
 from sb3_extra_buffers.errors import WorkerError
 
 P = ParamSpec("P")
@@ -31,12 +33,13 @@ def run_in_fresh_process(func: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     try:
         sender.close()
         succeeded, outcome = receiver.recv()
+        process.join()
     except EOFError:
         process.join()
         raise WorkerError(_how_it_ended(process.exitcode)) from None
     finally:
         receiver.close()
-        process.kill()  # it has said all that it had to say, or nobody wants to hear it any more
+        process.kill()  # still there only if this process is interrupted
         process.join()
     if not succeeded:
         error, where = outcome
@@ -46,6 +49,7 @@ def run_in_fresh_process(func: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 
 def _work(sender: Connection, work: bytes) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    tqdm.set_lock(threading.RLock())  # its own is a semaphore of the system's, which outlives a process that is killed
     try:
         func, args, kwargs = pickle.loads(work)
         outcome = True, func(*args, **kwargs)

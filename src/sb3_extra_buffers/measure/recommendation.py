@@ -13,8 +13,10 @@ from sb3_extra_buffers.storage.choice import TIME_WEIGHT
 
 _WORTH_IT = 1.5
 """Less of a gain in memory is not worth a change."""
-_AS_GOOD = 1.1
-"""Within this factor two measurements are taken to be equal."""
+_AS_FAST = 1.1
+"""Within this factor two times are taken to be equal."""
+_AS_GOOD = 1.25
+"""Another method must cost so much less than ``auto`` to be preferred to it."""
 
 
 @dataclass(frozen=True)
@@ -31,19 +33,19 @@ def recommend(comparison: Comparison) -> Recommendation:
     worth = [result for result in ours if sb3.buffer_bytes / result.buffer_bytes >= _WORTH_IT]
     if not worth:
         best = max((sb3.buffer_bytes / result.buffer_bytes for result in ours), default=1.0)
-        reason = f"none of the methods makes it {_WORTH_IT:g} times smaller (the best: {best:.2f} times)"
+        reason = f"no method makes it {_WORTH_IT:g} times smaller (the best: {best:.2f} times)"
         return Recommendation(sb3, reason, code="")
-    fast = [result for result in worth if result.time <= _AS_GOOD * sb3.time]
+    fast = [result for result in worth if result.time <= _AS_FAST * sb3.time]
     if fast:
         chosen = _or_auto(min(fast, key=lambda result: result.buffer_bytes), fast)
-        reason = f"{_gain(sb3, chosen)}, the smallest of those that are as fast as SB3's or faster"
+        reason = f"it is {_gain(sb3, chosen)}, the smallest of those that are as fast as SB3's or faster"
         if chosen.subject == "auto":
-            reason = f"{_gain(sb3, chosen)}, as fast as SB3's or faster, and needs no settings"
+            reason = f"it is {_gain(sb3, chosen)} and as fast or faster, and needs no settings"
     else:
         chosen = _or_auto(min(worth, key=_cost), worth)
         reason = (
-            f"{_gain(sb3, chosen)}; all are slower than SB3's here, this one takes "
-            f"{chosen.time / sb3.time:.1f} times as long for an add and a sample"
+            f"it is {_gain(sb3, chosen)}; all that are smaller are slower than SB3's here, and this one is the best "
+            f"compromise: an add and a sample take {chosen.time / sb3.time:.1f} times as long"
         )
     return Recommendation(chosen, reason, code_for(comparison, chosen.subject))
 

@@ -39,7 +39,7 @@ class Report:
     def label(self, result: Result) -> str:
         """The subject and, where that is not the same, what it turned out to be."""
         if result.subject == "auto":
-            return f"auto: {result.memory.method.replace(' (auto)', '')}"
+            return f"auto ({result.memory.method.replace(' (auto)', '')})"
         return result.subject
 
     @property
@@ -67,4 +67,4 @@ class Report:
 
     @property
     def advice(self) -> str:
-        return f"{self.label(self.recommendation.result)}: {self.recommendation.reason}."
+        return f"{self.label(self.recommendation.result)}, because {self.recommendation.reason}."

@@ -1,20 +1,55 @@
-"""Memory against time as an SVG, both on logarithmic scales. Its colours come from the page around it."""
+"""Memory against time, both on logarithmic scales, as marks that a page and a picture draw alike.
+
+Coordinates are those of SVG: ``y`` counts down from the top.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from html import escape
+from typing import Literal
 
 from sb3_extra_buffers.cli.report import Report
 from sb3_extra_buffers.measure.comparison import Result
 from sb3_extra_buffers.storage.usage import readable
 
-_WIDTH, _HEIGHT = 480, 400
+WIDTH, HEIGHT = 480, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 20, 48
-_LABEL_HEIGHT = 16
-_LABEL_LETTER = 7
-"""About the width of a letter."""
+_LINE_HEIGHT = 16
+_LETTER_WIDTH = 7
+"""On average, about."""
+
+Kind = Literal["axis", "best", "grid", "leader", "ours", "sb3"]
+
+
+@dataclass(frozen=True)
+class Line:
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class Dot:
+    x: float
+    y: float
+    radius: float
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class Text:
+    x: float
+    y: float
+    """Of the baseline."""
+    text: str
+    anchor: Literal["start", "middle", "end"]
+    kind: Kind
+
+
+Mark = Line | Dot | Text
 
 
 @dataclass(frozen=True)
@@ -47,61 +82,52 @@ class _Scale:
         return ticks
 
 
-def as_svg(report: Report) -> str:
+def draw(report: Report) -> list[Mark]:
+    """The chart's marks, those in front last."""
     results, batch_size = report.comparison.results, report.comparison.batch_size
-    across = _Scale.around([result.buffer_bytes for result in results], _LEFT, _WIDTH - _RIGHT)
-    down = _Scale.around([result.time for result in results], _HEIGHT - _BOTTOM, _TOP)
-    parts = []
+    across = _Scale.around([result.buffer_bytes for result in results], _LEFT, WIDTH - _RIGHT)
+    down = _Scale.around([result.time for result in results], HEIGHT - _BOTTOM, _TOP)
+    marks: list[Mark] = []
     for tick in across.ticks():
         x = across(tick)
-        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"/>')
-        parts.append(_text(x, _HEIGHT - _BOTTOM + 18, readable(tick).replace(".00 ", " "), "middle", "axis"))
+        marks.append(Line(x, _TOP, x, HEIGHT - _BOTTOM, "grid"))
+        marks.append(Text(x, HEIGHT - _BOTTOM + 18, readable(tick).replace(".00 ", " "), "middle", "axis"))
     for tick in down.ticks():
         y = down(tick)
-        parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(_text(_LEFT - 8, y + 4, f"{tick:,.0f}", "end", "axis"))
-    middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    parts.append(
-        _text(middle, _HEIGHT - 8, f"memory for {report.comparison.buffer_size:,} transitions", "middle", "axis")
-    )
-    parts.append(_text(8, 12, f"add + sample({batch_size}), µs", "start", "axis"))
-    parts += _points(report, across, down)
-    title = f"Memory against time of {len(results)} buffers; the table has the same figures."
-    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img"><title>{title}</title>{"".join(parts)}</svg>'
+        marks.append(Line(_LEFT, y, WIDTH - _RIGHT, y, "grid"))
+        marks.append(Text(_LEFT - 8, y + 4, f"{tick:,.0f}", "end", "axis"))
+    memory = f"memory for {report.comparison.buffer_size:,} transitions"
+    marks.append(Text((_LEFT + WIDTH - _RIGHT) / 2, HEIGHT - 8, memory, "middle", "axis"))
+    marks.append(Text(8, 12, f"add + sample({batch_size}), µs", "start", "axis"))
+    return marks + _points(report, across, down)
 
 
-def _points(report: Report, across: _Scale, down: _Scale) -> list[str]:
+def _points(report: Report, across: _Scale, down: _Scale) -> list[Mark]:
     """Points with labels beside them, moved apart where they would overlap."""
-    parts = []
-    labels: list[tuple[float, float, float]] = []  # left, right, baseline
+    marks: list[Mark] = []
+    taken: list[tuple[float, float, float]] = []  # left, right, baseline
     for result in sorted(report.comparison.results, key=lambda result: -result.time):
-        x, y = across(result.buffer_bytes), down(result.time)
+        x, y, kind = across(result.buffer_bytes), down(result.time), _kind(report, result)
         label = report.label(result)
-        width = _LABEL_LETTER * len(label)
-        on_the_left = x + 10 + width > _WIDTH
-        left = x - 10 - width if on_the_left else x + 10
+        width = _LETTER_WIDTH * len(label)
+        before = x + 10 + width > WIDTH
+        left = x - 10 - width if before else x + 10
         baseline = y + 4
         while any(
-            left < other_right and other_left < left + width and abs(baseline - other) < _LABEL_HEIGHT
-            for other_left, other_right, other in labels
+            left < other_right and other_left < left + width and abs(baseline - other) < _LINE_HEIGHT
+            for other_left, other_right, other in taken
         ):
             baseline += 2
-        labels.append((left, left + width, baseline))
-        anchor = "end" if on_the_left else "start"
-        edge = x - 10 if on_the_left else x + 10
-        leader = ""
-        if baseline - y - 4 > _LABEL_HEIGHT / 2:
-            leader = f'<line class="leader" x1="{x:.1f}" y1="{y:.1f}" x2="{edge:.1f}" y2="{baseline - 4:.1f}"/>'
-        circle = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{6 if _kind(report, result) == "best" else 4.5}"/>'
-        parts.append(f'<g class="{_kind(report, result)}">{leader}{circle}{_text(edge, baseline, label, anchor)}</g>')
-    return parts
+        taken.append((left, left + width, baseline))
+        edge = x - 10 if before else x + 10
+        if baseline - y - 4 > _LINE_HEIGHT / 2:
+            marks.append(Line(x, y, edge, baseline - 4, "leader"))
+        marks.append(Dot(x, y, 6 if kind == "best" else 4.5, kind))
+        marks.append(Text(edge, baseline, label, "end" if before else "start", kind))
+    return marks
 
 
-def _kind(report: Report, result: Result) -> str:
+def _kind(report: Report, result: Result) -> Kind:
     if result is report.recommendation.result:
         return "best"
     return "sb3" if result is report.comparison.sb3 else "ours"
-
-
-def _text(x: float, y: float, text: str, anchor: str, kind: str = "label") -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'

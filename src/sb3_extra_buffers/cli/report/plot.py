@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from sb3_extra_buffers.cli.report import Report
+from sb3_extra_buffers.cli.report.chart import HEIGHT, WIDTH, Dot, Line, draw
 from sb3_extra_buffers.codecs.availability import require
 from sb3_extra_buffers.errors import ConfigurationError
-from sb3_extra_buffers.storage.usage import readable
 
 _FORMATS = (".pdf", ".png", ".svg")
+_COLOURS = {"best": "#15803d", "grid": "#d9dce1", "leader": "#60646c", "ours": "#2563eb", "sb3": "#dc2626"}
+_TEXT = {"axis": "#60646c"}
 
 
 def check_plot(path: Path) -> None:
@@ -21,25 +23,21 @@ def check_plot(path: Path) -> None:
 
 def write_plot(path: Path, report: Report) -> None:
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, NullFormatter
 
-    comparison, best = report.comparison, report.recommendation.result
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.add_subplot()
-    for result in comparison.results:
-        colour = "tab:red" if result is comparison.sb3 else "tab:green" if result is best else "tab:blue"
-        axes.scatter(result.buffer_bytes, result.time, s=90 if result is best else 50, color=colour)
-        axes.annotate(
-            report.label(result), (result.buffer_bytes, result.time), xytext=(6, 4), textcoords="offset points", size=9
-        )
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    for axis, form in ((axes.xaxis, lambda value, _: readable(value)), (axes.yaxis, lambda value, _: f"{value:,.0f}")):
-        axis.set_major_formatter(FuncFormatter(form))
-        axis.set_minor_formatter(NullFormatter())
-    axes.margins(x=0.15, y=0.15)
-    axes.grid(alpha=0.3, which="both")
-    axes.set_xlabel(f"memory for {comparison.buffer_size:,} transitions")
-    axes.set_ylabel(f"add + sample({comparison.batch_size}), µs")
-    axes.set_title(f"{report.env_id}; recommended: {report.label(best)}")
-    figure.savefig(path, dpi=150)
+    per_inch = 60  # units of the chart
+    figure = Figure(figsize=(WIDTH / per_inch, HEIGHT / per_inch + 0.5))
+    figure.suptitle(report.env_id)
+    axes = figure.add_axes((0, 0, 1, HEIGHT / per_inch / figure.get_figheight()), xlim=(0, WIDTH), ylim=(HEIGHT, 0))
+    axes.set_axis_off()
+    for mark in draw(report):
+        if isinstance(mark, Line):
+            axes.plot([mark.x1, mark.x2], [mark.y1, mark.y2], color=_COLOURS[mark.kind], linewidth=0.8)
+        elif isinstance(mark, Dot):
+            axes.plot(mark.x, mark.y, "o", color=_COLOURS[mark.kind], markersize=2 * mark.radius * 72 / per_inch)
+        else:
+            aligned = {"start": "left", "middle": "center", "end": "right"}[mark.anchor]
+            weight = "bold" if mark.kind == "best" else "normal"
+            axes.text(
+                mark.x, mark.y, mark.text, color=_TEXT.get(mark.kind, "black"), ha=aligned, weight=weight, size=13
+            )
+    figure.savefig(path, dpi=120)
