@@ -10,7 +10,7 @@ from sb3_extra_buffers.errors import MissingPackageError, WorkerError
 from sb3_extra_buffers.measure.processes import run_in_fresh_process
 
 
-class ArgumentsOfItsOwn(Exception):
+class TwoArgumentsError(Exception):
     """Cannot be unpickled from its message alone."""
 
     def __init__(self, one: int, two: int) -> None:
@@ -25,7 +25,7 @@ def fail(kind: str) -> None:
     if kind == "missing":
         raise MissingPackageError("A thing", "package", "extra")
     if kind == "unpicklable":
-        raise ArgumentsOfItsOwn(1, 2)
+        raise TwoArgumentsError(1, 2)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -37,7 +37,7 @@ def test_errors_arrive_with_where_they_came_from() -> None:
     with pytest.raises(MissingPackageError, match=r"sb3-extra-buffers\[extra\]") as caught:
         run_in_fresh_process(fail, "missing")
     assert "in fail" in str(caught.value.__cause__)
-    with pytest.raises(WorkerError, match="ArgumentsOfItsOwn: 1 and 2"):
+    with pytest.raises(WorkerError, match="TwoArgumentsError: 1 and 2"):
         run_in_fresh_process(fail, "unpicklable")
 
 

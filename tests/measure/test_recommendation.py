@@ -51,7 +51,8 @@ def test_what_is_recommended_and_why(figures: dict[str, tuple[float, float]], ex
             spaces.Dict({"a": IMAGES}),
             "zstd-dict/9_x8",
             'DQN("MultiInputPolicy", env, buffer_size=5_000, replay_buffer_class=CompressedDictReplayBuffer, '
-            'replay_buffer_kwargs={"compression_method": "zstd-dict/9", "compression_kwargs": {"frames_per_record": 8}})',
+            + 'replay_buffer_kwargs={"compression_method": "zstd-dict/9", '
+            + '"compression_kwargs": {"frames_per_record": 8}})',
         ),
     ],
     ids=["auto", "options"],

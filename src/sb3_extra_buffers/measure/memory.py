@@ -64,11 +64,12 @@ def _left_by_cgroups(root: Path = Path("/")) -> list[int]:
         else:
             continue
         # A limit holds for the groups below. In a container, the path may be one of the host's that is not seen here.
-        group = tree / path.lstrip("/")
-        for folder in [group, *group.parents[: len(Path(path).parts)], tree]:
-            number = _number_in(folder / limit)
+        names = [name for name in path.split("/") if name not in ("", "..")]
+        for depth in range(len(names) + 1):
+            group = tree.joinpath(*names[:depth])
+            number = _number_in(group / limit)
             if number is not None:
-                left.append(max(0, number - (_number_in(folder / usage) or 0)))
+                left.append(max(0, number - (_number_in(group / usage) or 0)))
     return left
 
 

@@ -28,9 +28,9 @@ def run_in_fresh_process(func: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     # Pickled here, so that the new process watches its parent before it imports what func needs.
     work = pickle.dumps((func, args, kwargs))
     process = context.Process(target=_work, args=(sender, work))
-    with _interrupts_held_back():
-        process.start()
     try:
+        with _interrupts_held_back():
+            process.start()
         sender.close()
         succeeded, outcome = receiver.recv()
         process.join()
@@ -75,15 +75,29 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """A process that is started in here never sees Ctrl-C, which a terminal sends to all: its parent ends it."""
-    if not hasattr(signal, "pthread_sigmask"):
+    """Be interrupted before or after what is done in here, not in the middle of it.
+
+    A process that is started in here never sees Ctrl-C, which a terminal sends to all: its parent ends it.
+    """
+    if threading.current_thread() is not threading.main_thread():  # only the main thread is ever interrupted
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    arrived: list[int] = []
+    handlers = {
+        number: signal.signal(number, lambda number, frame: arrived.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    if hasattr(signal, "pthread_sigmask"):
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which is inherited
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if hasattr(signal, "pthread_sigmask"):
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for late in arrived:
+            signal.raise_signal(late)
 
 
 def _how_it_ended(exit_code: int | None) -> str:
