@@ -28,6 +28,7 @@ format: $(VENV)/.ready ## Fix what the linter can, and format
 bench: $(VENV)/.ready ## Measure speed and memory of the buffers, on recordings of real games
 	$(RUN)/python -m benchmarks.compare
 
+docs: export NO_MKDOCS_2_WARNING := 1
 docs: $(VENV)/.ready ## Build the documentation into site/
 	$(RUN)/mkdocs build --strict
 

@@ -132,7 +132,7 @@ def option_names(name: str) -> tuple[str, ...]:
 def _check_level(name: str, level: Any) -> int:
     levels = codec_class(name).levels
     if not levels:
-        raise LevelError(f"The compression method {name!r} has no levels, so not {level!r} either.")
+        raise LevelError(f"The compression method {name!r} has no levels, but {level!r} was given. Leave it out.")
     try:
         number = operator.index(level)
     except TypeError:
