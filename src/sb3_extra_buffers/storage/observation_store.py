@@ -159,7 +159,7 @@ class ObservationStore:
             )
             recipe = recipe.without("indexed_colour")
         self._rebuild(layout, recipe)
-        logger.info("Observations of shape %s: %s, %d frames in each", self.shape, self.codec.label, layout.stack)
+        logger.info("%s, frame stack %d, for observations of shape %s", self.codec.label, layout.stack, self.shape)
 
     # How observations get in and out
 
