@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     # torch's threads wait in a busy loop unless told not to, which slows everything beside them.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     logging.getLogger("sb3_extra_buffers").addHandler(logging.StreamHandler())
-    sys.path.insert(0, str(Path.cwd()))  # for environments of one's own: --env module:name
+    sys.path.append(str(Path.cwd()))  # for environments of one's own: --env module:name
     signal.signal(signal.SIGTERM, _end)  # by way of `finally`: temporary files are removed
     try:
         app.main(arguments, prog_name=PROGRAM, standalone_mode=False)
