@@ -53,8 +53,6 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     signal.signal(signal.SIGTERM, _end)  # by way of `finally`: temporary files are removed
     try:
         app.main(arguments, prog_name=PROGRAM, standalone_mode=False)
-    except click.exceptions.Exit as exit_:
-        sys.exit(exit_.exit_code)
     except click.Abort:
         click.echo("Interrupted.", err=True)
         sys.exit(INTERRUPTED)

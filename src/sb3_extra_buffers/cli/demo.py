@@ -45,11 +45,11 @@ def demo(env_id: str, steps: int, buffer_size: int, seed: int, buffer: str) -> N
     click.echo(f"\n{table(headings, rows)}")
     if ours.memory_usage is not None:
         click.echo(f"\n{name}.memory_usage():\n{ours.memory_usage}")
-    identical = sb3.policy_hash == ours.policy_hash
-    verdict = "bit-identical" if identical else "DIFFERENT"
-    click.echo(f"\nTrained networks: {verdict} (sha256 {ours.policy_hash[:16]})")
-    if not identical:
-        raise click.exceptions.Exit(1)
+    if sb3.policy_hash != ours.policy_hash:
+        raise click.ClickException(
+            "The trained networks differ, which they must not. Please report it with the above."
+        )
+    click.echo(f"\nTrained networks: bit-identical (sha256 {ours.policy_hash[:16]})")
 
 
 def _figures(run: TrainingRun) -> list[tuple[str, str]]:

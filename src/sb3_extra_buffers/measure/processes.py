@@ -39,8 +39,9 @@ def run_in_fresh_process(func: Callable[P, T], *args: P.args, **kwargs: P.kwargs
         raise WorkerError(_how_it_ended(process.exitcode)) from None
     finally:
         receiver.close()
-        process.kill()  # still there only if this process is interrupted
-        process.join()
+        if process.is_alive():  # which it is only if this process is interrupted
+            process.kill()
+            process.join()
     if not succeeded:
         error, where = outcome
         raise error from WorkerError(f"In the process that measures:\n{where}")
