@@ -32,10 +32,18 @@ def comparison(space: spaces.Space = IMAGES, **figures: tuple[float, float]) -> 
         ({"delta": (10, 90), "gzip1": (5, 300)}, "delta", "100.0 times smaller"),
         ({"delta": (10, 90), "auto": (11, 92)}, "auto", "needs no settings"),
         ({"delta": (10, 90), "auto": (30, 92)}, "delta", "the smallest of those that are as fast"),
+        ({"zstd": (5, 109), "auto": (10, 50)}, "auto", "zstd is smaller still (200.0 times), but slower than this"),
         ({"zstd": (10, 500), "gzip1": (9, 900)}, "zstd", "take 5.0 times as long"),
         ({"none": (900, 90)}, SB3, "no method makes it 1.5 times smaller"),
     ],
-    ids=["fast and small", "auto is as good", "auto is not", "all are slow", "not worth it"],
+    ids=[
+        "fast and small",
+        "auto is as good",
+        "auto is not",
+        "auto is the better compromise",
+        "all are slow",
+        "not worth it",
+    ],
 )
 def test_what_is_recommended_and_why(figures: dict[str, tuple[float, float]], expected: str, reason: str) -> None:
     recommendation = recommend(comparison(**figures))

@@ -46,9 +46,7 @@ def demo(env_id: str, steps: int, buffer_size: int, seed: int, buffer: str) -> N
     if ours.memory_usage is not None:
         click.echo(f"\n{name}.memory_usage():\n{ours.memory_usage}")
     if sb3.policy_hash != ours.policy_hash:
-        raise click.ClickException(
-            "The trained networks differ, which they must not. Please report it with the above."
-        )
+        raise click.ClickException("The trained networks differ, which they must not. Please report it with the above.")
     click.echo(f"\nTrained networks: bit-identical (sha256 {ours.policy_hash[:16]})")
 
 

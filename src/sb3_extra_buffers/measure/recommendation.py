@@ -37,10 +37,13 @@ def recommend(comparison: Comparison) -> Recommendation:
         return Recommendation(sb3, reason, code="")
     fast = [result for result in worth if result.time <= _AS_FAST * sb3.time]
     if fast:
-        chosen = _or_auto(min(fast, key=lambda result: result.buffer_bytes), fast)
+        smallest = min(fast, key=lambda result: result.buffer_bytes)
+        chosen = _or_auto(smallest, fast)
         reason = f"it is {_gain(sb3, chosen)}, the smallest of those that are as fast as SB3's or faster"
-        if chosen.subject == "auto":
+        if chosen is not smallest:
             reason = f"it is {_gain(sb3, chosen)} and as fast or faster, and needs no settings"
+            if chosen.buffer_bytes > _AS_GOOD * smallest.buffer_bytes:
+                reason += f"; {smallest.subject} is smaller still ({_times(sb3, smallest)} times), but slower than this"
     else:
         chosen = _or_auto(min(worth, key=_cost), worth)
         reason = (
@@ -82,4 +85,8 @@ def _cost(result: Result) -> float:
 
 
 def _gain(sb3: Result, result: Result) -> str:
-    return f"{sb3.buffer_bytes / result.buffer_bytes:,.1f} times smaller than {SB3}"
+    return f"{_times(sb3, result)} times smaller than {SB3}"
+
+
+def _times(sb3: Result, result: Result) -> str:
+    return f"{sb3.buffer_bytes / result.buffer_bytes:,.1f}"
