@@ -50,6 +50,8 @@ def test_completion_for_shells_works() -> None:
             ["bench", "--env", "CartPole-v1", "--html", "no/such/report.html"],
             "There is no folder 'no/such'. Make it first.",
         ),
+        (["bench", "--env", "CartPole-v1", "--plot", "x.jpeg"], "'x.jpeg' does not end with .png or .svg or .pdf."),
+        (["bench", "--env", "CartPole-v1", "--algo", "dqn"], "--algo is the algorithm of a --policy"),
         (["bench", "--env", "CartPole-v1", "--policy", "no.zip"], "File 'no.zip' does not exist"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

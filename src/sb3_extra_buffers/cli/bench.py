@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from sb3_extra_buffers.cli.options import output_file, playing_options
+from sb3_extra_buffers.codecs.availability import require
 
 
 @click.command()
@@ -18,9 +19,9 @@ from sb3_extra_buffers.cli.options import output_file, playing_options
     "--policy", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Model that plays, a .zip of SB3's."
 )
 @click.option("--algo", help="Algorithm of --policy, such as dqn. [default: told by the file]")
-@output_file("--json", "Write the results to this file.")
-@output_file("--plot", "Write a picture to this file: .png, .svg or .pdf. Needs matplotlib.")
-@output_file("--html", "Write a report to this file, a page that opens without a network.")
+@output_file("--json", "Write the results to this file.", (".json",))
+@output_file("--plot", "Write a picture to this file: .png, .svg or .pdf. Needs matplotlib.", (".png", ".svg", ".pdf"))
+@output_file("--html", "Write a report to this file, a page that opens without a network.", (".html",))
 def bench(
     env_id: str,
     n_envs: int,
@@ -43,21 +44,22 @@ def bench(
     grows by; times are measured with the buffers taking turns. After a method may stand xN for N frames per record, and
     "indexed" for indexed colour.
     """
+    # Whatever can be wrong is found before the long work, and this before the imports that take long.
+    if algo is not None and policy is None:
+        raise click.UsageError("--algo is the algorithm of a --policy, of which there is none.")
+    if plot is not None:
+        require("matplotlib", "A plot", "plots")
+
     from sb3_extra_buffers.cli.played import played
     from sb3_extra_buffers.cli.report import Report
     from sb3_extra_buffers.cli.report.data import write_json
     from sb3_extra_buffers.cli.report.page import write_page
-    from sb3_extra_buffers.cli.report.plot import check_plot, write_plot
+    from sb3_extra_buffers.cli.report.plot import write_plot
     from sb3_extra_buffers.cli.report.text import as_text
     from sb3_extra_buffers.measure.comparison import compare
     from sb3_extra_buffers.measure.recommendation import recommend
     from sb3_extra_buffers.measure.subjects import buffer_arguments, usual_subjects
 
-    # Whatever can be wrong is found before the long work.
-    if algo is not None and policy is None:
-        raise click.UsageError("--algo is the algorithm of a --policy, of which there is none.")
-    if plot is not None:
-        check_plot(plot)
     chosen = [] if methods is None else [method.strip() for method in methods.split(",")]
     for method in chosen:
         buffer_arguments(method)

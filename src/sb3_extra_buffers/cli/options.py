@@ -50,12 +50,15 @@ def playing_options(steps: int) -> Callable[[Command], Command]:
     return decorate
 
 
-def output_file(name: str, text: str) -> Callable[[Command], Command]:
-    """An option for a file to be written, in a folder that must exist."""
-    return click.option(name, callback=_in_a_folder, type=click.Path(path_type=Path, dir_okay=False), help=text)
+def output_file(name: str, text: str, formats: tuple[str, ...]) -> Callable[[Command], Command]:
+    """An option for a file to be written, which ends with one of ``formats`` and lies in a folder that exists."""
 
+    def check(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+        if path is not None and path.suffix.lower() not in formats:
+            endings = " or ".join(formats)
+            raise click.BadParameter(f"{path.name!r} does not end with {endings}.", context, parameter)
+        if path is not None and not path.parent.is_dir():
+            raise click.BadParameter(f"There is no folder {str(path.parent)!r}. Make it first.", context, parameter)
+        return path
 
-def _in_a_folder(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    if path is not None and not path.parent.is_dir():
-        raise click.BadParameter(f"There is no folder {str(path.parent)!r}. Make it first.", context, parameter)
-    return path
+    return click.option(name, callback=check, type=click.Path(path_type=Path, dir_okay=False), help=text)

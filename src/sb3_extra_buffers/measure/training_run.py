@@ -70,7 +70,7 @@ def train(buffer: str, title: str, options: Options) -> TrainingRun:
         "CnnPolicy",
         env,
         buffer_size=options.buffer_size,
-        learning_starts=1_000,
+        learning_starts=min(1_000, options.steps // 8),
         train_freq=8,
         target_update_interval=1_000,
         replay_buffer_class=measured(buffer_class),

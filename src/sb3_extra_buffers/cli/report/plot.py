@@ -6,19 +6,9 @@ from pathlib import Path
 
 from sb3_extra_buffers.cli.report import Report
 from sb3_extra_buffers.cli.report.chart import HEIGHT, WIDTH, Dot, Line, draw
-from sb3_extra_buffers.codecs.availability import require
-from sb3_extra_buffers.errors import ConfigurationError
 
-_FORMATS = (".pdf", ".png", ".svg")
 _COLOURS = {"best": "#15803d", "grid": "#d9dce1", "leader": "#60646c", "ours": "#2563eb", "sb3": "#dc2626"}
 _TEXT = {"axis": "#60646c"}
-
-
-def check_plot(path: Path) -> None:
-    """Raise an error where :func:`write_plot` could not write this file."""
-    if path.suffix.lower() not in _FORMATS:
-        raise ConfigurationError(f"A plot is written as {', '.join(_FORMATS)}, not as {path.name!r}.")
-    require("matplotlib", "A plot", "plots")
 
 
 def write_plot(path: Path, report: Report) -> None:
