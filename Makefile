@@ -11,7 +11,7 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.ready ## Train DQN twice, with SB3's buffer and a compressed one, and compare
-	$(RUN)/python -m benchmarks.demo
+	$(RUN)/sb3-extra-buffers demo
 
 # Workers share the cores: torch's threads must not keep them busy while they wait.
 test: export OMP_WAIT_POLICY := passive
@@ -28,7 +28,8 @@ format: $(VENV)/.ready ## Fix what the linter can, and format
 bench: $(VENV)/.ready ## Measure speed and memory of the buffers, on recordings of real games
 	$(RUN)/python -m benchmarks.compare
 
-docs: $(VENV)/.ready-docs ## Build the documentation into site/
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: $(VENV)/.ready ## Build the documentation into site/
 	$(RUN)/mkdocs build --strict
 
 clean: ## Remove what was built, the environment included; recordings stay
@@ -38,9 +39,5 @@ clean: ## Remove what was built, the environment included; recordings stay
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV), which takes a few minutes the first time"
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) --editable ".[fast,atari,vizdoom,video,contrib,dev]"
-	@touch $@
-
-$(VENV)/.ready-docs: $(VENV)/.ready
-	$(INSTALL) --editable ".[docs]"
+	$(INSTALL) --editable ".[fast,atari,vizdoom,video,contrib,plots,docs,dev]"
 	@touch $@

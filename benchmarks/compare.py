@@ -11,22 +11,20 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import ReplayBuffer, RolloutBuffer
 from tqdm import tqdm
 
 from benchmarks.memory import rss, run_in_fresh_process
 from benchmarks.recordings import Recording, load_recording, transitions
-from sb3_extra_buffers.compressed import CompressedReplayBuffer, CompressedRolloutBuffer
+from sb3_extra_buffers.compressed import CompressedRolloutBuffer
+from sb3_extra_buffers.measure.subjects import SB3, make_replay_buffer
+from sb3_extra_buffers.measure.timing import Times, microseconds, time_replay_buffers
 
-SB3 = "SB3 ReplayBuffer"
 METHODS = ["auto", "delta", "zstd-dict/3", "zstd-dict/9", "zstd-dict/9 x8", "zstd-5", "igzip1", "lz4-frame/1", "none"]
 BATCH_SIZES = (32, 256)
 ROLLOUT_STEPS = 128
@@ -35,12 +33,7 @@ ROLLOUT_STEPS = 128
 def make_buffer(subject: str, recording: Recording) -> ReplayBuffer:
     """A buffer that holds the whole recording. ``zstd-dict/9 x8`` is ``zstd-dict/9`` with 8 frames per record."""
     size = recording.steps * recording.n_envs
-    arguments = (size, recording.observation_space, recording.action_space, "cpu", recording.n_envs)
-    if subject == SB3:
-        return ReplayBuffer(*arguments)
-    method, _, frames_per_record = subject.partition(" x")
-    options = {"frames_per_record": int(frames_per_record)} if frames_per_record else None
-    return CompressedReplayBuffer(*arguments, compression_method=method, compression_kwargs=options)
+    return make_replay_buffer(subject, size, recording.observation_space, recording.action_space, recording.n_envs)
 
 
 def memory_per_transition(subject: str, name: str, steps: int, n_envs: int) -> float:
@@ -60,30 +53,10 @@ def memory_per_transition(subject: str, name: str, steps: int, n_envs: int) -> f
     return (rss() - before) / (steps * n_envs)
 
 
-def timings(subjects: list[str], recording: Recording, repeats: int) -> dict[str, dict[str, float]]:
-    """Median microseconds of ``add`` and of ``sample``, the subjects taking turns."""
+def timings(subjects: list[str], recording: Recording, repeats: int) -> Times:
+    """Microseconds of ``add`` and of ``sample``, the subjects taking turns."""
     buffers = {subject: make_buffer(subject, recording) for subject in subjects}
-    spent: dict[str, dict[str, list[float]]] = {subject: {"add": []} for subject in subjects}
-    order = list(subjects)
-    for transition in tqdm(transitions(recording), "add", total=recording.steps, unit="step"):
-        order.append(order.pop(0))
-        for subject in order:
-            spent[subject]["add"].append(_microseconds(buffers[subject].add, *transition))
-    for batch_size in BATCH_SIZES:
-        for repeat in tqdm(range(repeats), f"sample({batch_size})"):
-            order.append(order.pop(0))
-            for subject in order:
-                np.random.seed(repeat)
-                elapsed = _microseconds(buffers[subject].sample, batch_size)
-                spent[subject].setdefault(f"sample({batch_size})", []).append(elapsed)
-    # Costs that come in bursts, one record every so many steps, are only seen in the mean.
-    return {
-        subject: {
-            name: statistics.fmean(_without_outliers(values)) if name == "add" else statistics.median(values)
-            for name, values in times.items()
-        }
-        for subject, times in spent.items()
-    }
+    return time_replay_buffers(buffers, transitions(recording), recording.steps, BATCH_SIZES, repeats)
 
 
 def rollout_timings(subjects: list[str], recording: Recording, repeats: int) -> dict[str, dict[str, float]]:
@@ -103,7 +76,7 @@ def rollout_timings(subjects: list[str], recording: Recording, repeats: int) -> 
 
     for repeat in tqdm(range(repeats + 6), "rollouts"):
         for subject in subjects[repeat % 2 :] + subjects[: repeat % 2]:
-            elapsed = _microseconds(one_rollout, buffers[subject])
+            elapsed = microseconds(one_rollout, buffers[subject])
             if repeat > 5:  # in the first ones, "auto" chooses
                 spent[subject].append(elapsed / 1000)
     return {subject: {"add + 4 epochs, ms": statistics.median(times)} for subject, times in spent.items()}
@@ -116,17 +89,6 @@ def make_rollout_buffer(subject: str, recording: Recording) -> RolloutBuffer:
     return CompressedRolloutBuffer(
         ROLLOUT_STEPS, recording.observation_space, recording.action_space, compression_method=subject, **arguments
     )
-
-
-def _microseconds(work: Callable[..., Any], *arguments: Any) -> float:
-    began = time.perf_counter()
-    work(*arguments)
-    return 1e6 * (time.perf_counter() - began)
-
-
-def _without_outliers(values: list[float]) -> list[float]:
-    """Without the slowest hundredth, in which other processes took the core."""
-    return sorted(values)[: max(1, len(values) * 99 // 100)]
 
 
 def table(results: dict[str, dict[str, float]]) -> str:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import zipfile
 from collections.abc import Iterator
-from copy import deepcopy
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -116,18 +115,11 @@ def transitions(recording: Recording) -> Iterator[Transition]:
 
 def play(env: VecEnv, steps: int, seed: int = SEED) -> Iterator[Transition]:
     """Play at random and yield what SB3 stores: ``next_obs`` is the terminal observation where an episode ends."""
-    assert isinstance(env.action_space, gym.spaces.Discrete)
-    rng = np.random.default_rng(seed)
-    new_obs: Any  # an array, which VecEnv's types do not promise
-    obs: Any = env.reset()
-    for _ in range(steps):
-        action = rng.integers(env.action_space.n, size=env.num_envs)
-        new_obs, reward, done, infos = env.step(action)
-        next_obs = deepcopy(new_obs)
-        for i in np.flatnonzero(done):
-            next_obs[i] = infos[i]["terminal_observation"]
-        yield Transition(obs, next_obs, action, reward, done, infos)
-        obs = new_obs
+    # Not above: a process that measures another library on a recording has none of this one.
+    from sb3_extra_buffers.measure import playing
+
+    for transition in playing.play(env, steps, seed):
+        yield Transition(*transition)
 
 
 def record(name: str, steps: int, n_envs: int = 4) -> Path:

@@ -34,13 +34,14 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return result
 
 
-def test_first_use_compiles_within_15_seconds_and_says_so_and_the_next_takes_less_than_one(tmp_path: Path) -> None:
-    first = run(USE, NUMBA_CACHE_DIR=str(tmp_path))
+def test_first_use_compiles_within_15_seconds_and_logs_it_and_the_next_takes_less_than_two(tmp_path: Path) -> None:
+    logging = "import logging; logging.basicConfig()"
+    first = run(logging + USE, NUMBA_CACHE_DIR=str(tmp_path))
     assert float(first.stdout) < 15
     assert first.stderr.count("Compiling kernels") == 1
     second = run(USE, NUMBA_CACHE_DIR=str(tmp_path))
     assert float(second.stdout) < 2  # of which trying the candidates of "auto" takes half
-    assert "Compiling" not in second.stderr
+    assert second.stderr == ""
 
 
 MINIMUM = """

@@ -9,6 +9,8 @@
     ├── CapacityError(ValueError)          no room left in memory of a fixed size
     ├── EmptyBufferError(ValueError)       nothing to sample yet
     ├── CorruptDataError(ValueError)       stored bytes that do not decode
+    ├── EnvironmentMakeError(ValueError)   an environment that cannot be made
+    ├── WorkerError(RuntimeError)          a process that measures has died
     └── MissingPackageError(ImportError)   an optional package is not installed
 
 Each also derives from the built-in exception that users would expect to catch.
@@ -53,6 +55,14 @@ class CorruptDataError(ExtraBuffersError, ValueError):
     """Stored bytes do not decode to a frame."""
 
 
+class EnvironmentMakeError(ExtraBuffersError, ValueError):
+    """No environment can be made of that name."""
+
+
+class WorkerError(ExtraBuffersError, RuntimeError):
+    """A process that was to measure something ended before it had."""
+
+
 class MissingPackageError(ExtraBuffersError, ImportError):
     """A method or class needs an optional package that is not installed."""
 
@@ -61,5 +71,9 @@ class MissingPackageError(ExtraBuffersError, ImportError):
             f"{what} needs the package {package!r}, which is not installed. "
             f'Install it with: pip install "sb3-extra-buffers[{extra}]"'
         )
+        self.what = what
         self.package = package
         self.extra = extra
+
+    def __reduce__(self) -> tuple[type[MissingPackageError], tuple[str, str, str]]:
+        return MissingPackageError, (self.what, self.package, self.extra)

@@ -120,7 +120,7 @@ def test_indexed_colour_is_left_out_with_a_warning_where_there_is_none() -> None
     images = np.random.default_rng(0).integers(0, 256, (70, 6, 10, 10), dtype=np.uint8)
     for slot, image in enumerate(images[:63]):
         store.write(0, slot, store.checked(image[None]))
-    with pytest.warns(UserWarning, match="are not RGB: indexed_colour is left out"):
+    with pytest.warns(UserWarning, match="are not RGB, so they are stored without indexed_colour"):
         store.write(0, 63, store.checked(images[63][None]))
     for slot, image in enumerate(images[64:], 64):
         store.write(0, slot, store.checked(image[None]))

@@ -26,7 +26,8 @@ class IndexedColourCodec(Codec):
     def __init__(self, frame: FrameSpec, make_inner: Callable[[FrameSpec], Codec]) -> None:
         if frame.channels != 3 or frame.dtype.itemsize != 1:
             raise ConfigurationError(
-                "indexed_colour is for RGB images of dtype uint8, with a first or last axis of 3 for each frame."
+                "indexed_colour is for RGB images of dtype uint8, with a first or last axis of 3 for each frame, not "
+                f"for {frame.channels} channels of dtype {frame.dtype}. Leave it out."
             )
         super().__init__(frame)
         self.inner = make_inner(FrameSpec(frame.size // 3, np.dtype(np.uint8)))

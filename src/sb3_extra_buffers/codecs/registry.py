@@ -132,13 +132,14 @@ def option_names(name: str) -> tuple[str, ...]:
 def _check_level(name: str, level: Any) -> int:
     levels = codec_class(name).levels
     if not levels:
-        raise LevelError(f"The compression method {name!r} has no levels, so not {level!r} either.")
+        raise LevelError(f"The compression method {name!r} has no levels, but {level!r} was given. Leave it out.")
     try:
         number = operator.index(level)
     except TypeError:
         number = None
     if number is None or number not in levels:
-        raise LevelError(f"The compression method {name!r} has no level {level!r}. Its levels are {_ranges(levels)}.")
+        ranges = level_ranges(levels)
+        raise LevelError(f"The compression method {name!r} has no level {level!r}. Its levels are {ranges}.")
     return number
 
 
@@ -147,7 +148,7 @@ def _valid_methods() -> str:
     return f"The methods are {names}; a level is written like 'igzip3', 'zstd-5' (level -5) or 'lz4-frame/5'."
 
 
-def _ranges(levels: Iterable[int]) -> str:
+def level_ranges(levels: Iterable[int]) -> str:
     """``-100..-1 and 1..22``."""
     numbers = sorted(levels)
     gaps = [(low, high) for low, high in itertools.pairwise(numbers) if high - low > 1]

@@ -149,5 +149,8 @@ def _without_elements(space: spaces.Space[Any]) -> spaces.Space[Any]:
     if isinstance(space, spaces.Dict):
         return spaces.Dict({key: _without_elements(part) for key, part in space.spaces.items()})
     if space.dtype is None or space.shape is None:
-        raise ConfigurationError(f"An observation space of type {type(space).__name__} cannot be stored.")
+        raise ConfigurationError(
+            f"An observation space of type {type(space).__name__} cannot be stored. "
+            "Wrap the environment so that its observations are arrays, or a Dict of arrays."
+        )
     return spaces.Box(0, 1, shape=(0,), dtype=space.dtype)

@@ -21,11 +21,12 @@ class CompressedArray(np.ndarray):
     To NumPy it is an array of objects that takes no memory of its own. Only items can be read and written; to compute
     with all of them, decode them first, with :meth:`to_numpy`.
 
+    ``buffer``, ``offset``, ``strides`` and ``order`` are arguments of ``numpy.ndarray`` about memory, which there is
+    none of. The last four are those of :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`.
+
     :param shape: ``(slots,)`` or ``(slots, envs)``. Observations of one environment in a row compress best.
-    :param dtype, obs_shape: What an observation is.
-    :param buffer, offset, strides, order: Arguments of ``numpy.ndarray`` about memory, which there is none of.
-    :param dtypes, compression_method, compression_kwargs, decompression_kwargs: As for
-        :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`.
+    :param dtype: Of an observation.
+    :param obs_shape: Of an observation.
     """
 
     _items: ObservationArray | None = None

@@ -26,7 +26,10 @@ class _BehindHer(CompressedDictReplayBuffer):
                 "out: next observations share the memory of observations anyway."
             )
         if self._storage_arguments.get("prefetch"):
-            raise ConfigurationError("CompressedHerReplayBuffer does not prefetch: goals are drawn when it is sampled.")
+            raise ConfigurationError(
+                "prefetch=True is not for CompressedHerReplayBuffer, whose goals are drawn when it is sampled. "
+                "Leave it out."
+            )
         super().__init__(*args, **{**kwargs, **self._storage_arguments})
 
 

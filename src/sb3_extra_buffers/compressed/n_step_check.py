@@ -31,7 +31,9 @@ def check_n_steps(buffer: object, observation_space: spaces.Space[Any], kwargs: 
     elif wanted > 1 or "n_steps" in kwargs:
         wanted = kwargs.get("n_steps", wanted)
         if isinstance(buffer, HerReplayBuffer):
-            raise ConfigurationError(f"{type(buffer).__name__} has no n-step returns, but n_steps={wanted} was given.")
+            raise ConfigurationError(
+                f"{type(buffer).__name__} has no n-step returns, but n_steps={wanted} was given. Leave n_steps out."
+            )
         name = f"Compressed{'Dict' if isinstance(observation_space, spaces.Dict) else ''}NStepReplayBuffer"
         raise ConfigurationError(
             f"{type(buffer).__name__} has no n-step returns, but n_steps={wanted} was given. "

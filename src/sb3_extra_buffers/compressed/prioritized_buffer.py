@@ -74,7 +74,10 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
         if not 0 < epsilon < np.inf:
             raise ConfigurationError(f"epsilon must be a number above 0, not {epsilon}.")
         if kwargs.get("prefetch"):
-            raise ConfigurationError("Prioritized buffers do not prefetch: this batch changes the chances of the next.")
+            raise ConfigurationError(
+                "prefetch=True is not for prioritized buffers, where a batch changes the chances of the next. "
+                "Leave it out."
+            )
         super().__init__(*args, n_steps=n_steps, gamma=gamma, **kwargs)
         self.alpha = alpha
         self.epsilon = epsilon

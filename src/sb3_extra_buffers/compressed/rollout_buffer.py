@@ -34,7 +34,8 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
     def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
         if not self.full:
             raise EmptyBufferError(
-                f"The rollout is not complete: {self.pos} of {self.buffer_size} steps were added before get()."
+                f"The rollout is not complete: {self.pos} of {self.buffer_size} steps were added before get(). "
+                "Add the rest first."
             )
         return super().get(batch_size)
 

@@ -70,7 +70,7 @@ class BaseGpuBuffer(BaseCompressedBuffer):
             )
         if kwargs.get("prefetch"):
             raise ConfigurationError(
-                "prefetch=True is for buffers in host memory: a device works in the background anyway."
+                "prefetch=True is for buffers in host memory. Leave it out: a device works in the background anyway."
             )
         for name, value in (("heap_bytes", heap_bytes), ("max_slot_bytes", max_slot_bytes)):
             if value is not None and value < 1:
@@ -139,7 +139,10 @@ class BaseGpuBuffer(BaseCompressedBuffer):
         budget = HeapBudget(heap_bytes)
         for key, space in parts.items():
             if space.dtype is None:
-                raise ConfigurationError(f"An observation space of type {type(space).__name__} cannot be stored.")
+                raise ConfigurationError(
+                    f"An observation space of type {type(space).__name__} cannot be stored. "
+                    "Wrap the environment so that its observations are arrays, or a Dict of arrays."
+                )
             is_image = is_image_space(space, check_channels=False, normalized_image=False)
             config = _config_for(self._config, is_image)
             is_dense = config.recipe is not None and config.recipe.method.name == "none"

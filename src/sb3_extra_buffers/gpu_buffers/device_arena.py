@@ -103,7 +103,7 @@ class DeviceArena(Arena):
         if step < missing:
             raise CapacityError(
                 f"The heap is full: {size:,} bytes are needed, {self._available:,} of heap_bytes={self.budget.limit:,} "
-                "are available."
+                "are available. Pass more heap_bytes."
             )
         if step < wanted and missing <= 0:
             return self.limit, 0

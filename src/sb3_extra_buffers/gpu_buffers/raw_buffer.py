@@ -105,7 +105,7 @@ class SharedRawHeap:
         if limit is not None and needed > limit:
             raise CapacityError(
                 f"The heap is full: {size:,} bytes are needed, {limit - (needed - size):,} of heap_bytes={limit:,} are "
-                "available."
+                "available. Pass more heap_bytes."
             )
         self.lengths[cell] = 0
         wanted = max(needed, len(self.raw) * 9 // 8)

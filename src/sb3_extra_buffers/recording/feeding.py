@@ -162,7 +162,10 @@ def _renders(source: Source, render_mode: str | None) -> bool:
 
 def _rendered(frame: Any) -> npt.NDArray[Any]:
     if not isinstance(frame, np.ndarray):
-        raise ConfigurationError(f"The environment rendered a {type(frame).__name__} instead of an array of pixels.")
+        raise ConfigurationError(
+            f"The environment rendered a {type(frame).__name__} instead of an array of pixels. "
+            "Make it with render_mode='rgb_array'."
+        )
     return frame.copy()  # some environments draw the next frame into the same memory
 
 

@@ -62,7 +62,10 @@ def load(buffer_class: type[Buffer], path: Path, size: int | None, **kwargs: Any
         with zipfile.ZipFile(path) as archive:
             meta = json.loads(archive.read("meta.json"))
             if meta["version"] != _VERSION:
-                raise ConfigurationError(f"{path} is a recording of version {meta['version']}; this reads {_VERSION}.")
+                raise ConfigurationError(
+                    f"{path} is a recording of version {meta['version']}, but this reads version {_VERSION}. Upgrade "
+                    "sb3-extra-buffers to read it."
+                )
             rewards, actions = _read(archive, "rewards"), _read(archive, "actions")
             features: Any = _read(archive, "features") if meta["has_features"] else [None] * len(rewards)
             feature_dtypes = [dtype for dtype, _ in features.dtype.fields.values()] if meta["has_features"] else []

@@ -83,7 +83,7 @@ class FrameArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
-            raise ValueError("Frames are compressed: they cannot be seen as an array without a copy.")
+            raise ValueError("Frames are compressed: they cannot be seen as an array without a copy. Allow one.")
         everything = self[:]
         return everything if dtype is None else everything.astype(dtype, copy=False)
 

@@ -211,7 +211,7 @@ class RecordBuffer(BaseRecordBuffer):
 
     def _pictures(self) -> Iterator[npt.NDArray[np.uint8]]:
         if len(self) == 0:
-            raise ObservationError("Nothing was recorded: there is nothing to show.")
+            raise ObservationError("Nothing was recorded, so there is nothing to show. Add steps first.")
         return video.to_pictures(self._frames_of(self.slots))
 
 

@@ -72,7 +72,7 @@ class ObservationArray:
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
-            raise ValueError("Observations are compressed: they cannot be seen as an array without a copy.")
+            raise ValueError("Observations are compressed: they cannot be seen as an array without a copy. Allow one.")
         everything: npt.NDArray[Any] = self[:]
         return everything if dtype is None else everything.astype(dtype, copy=False)
 
@@ -121,7 +121,7 @@ def _from_zero(indices: Indices, size: int) -> Indices:
     """Indices that count from the beginning, also where they were given from the end."""
     smallest, largest = (indices.min(), indices.max()) if indices.size else (0, 0)
     if smallest < -size or largest >= size:
-        raise IndexError(f"Index out of range: there are {size}, numbered from 0.")
+        raise IndexError(f"Index out of range: there are {size}, numbered from 0 to {size - 1}.")
     return indices if smallest >= 0 else indices % size
 
 

@@ -153,7 +153,11 @@ class ObservationStore:
         layout = detect_layout(steps) if self.config.frame_stack == "auto" else self.layout
         recipe = self.config.recipe or choose_codec(layout, steps, delta_serves_at=_DELTA_SERVES_AT_FIRST).recipe
         if recipe.options.get("indexed_colour") and layout.frame.channels != RGB:
-            warnings.warn(f"Observations of shape {self.shape} are not RGB: indexed_colour is left out.", stacklevel=2)
+            warnings.warn(
+                f"Observations of shape {self.shape} are not RGB, so they are stored without indexed_colour. Leave it "
+                "out of compression_kwargs.",
+                stacklevel=2,
+            )
             recipe = recipe.without("indexed_colour")
         self._rebuild(layout, recipe)
         logger.info("%s, frame stack %d, for observations of shape %s", self.codec.label, layout.stack, self.shape)
@@ -231,7 +235,7 @@ class ObservationStore:
         current = self._recipe if drifted else None
         best = choose_codec(self.layout, self._recent_steps(_LOOK_AGAIN_AT_STEPS), current)
         if best.recipe != self._recipe:
-            logger.info("The data has changed: %s instead of %s", best.recipe.method, self.codec.label)
+            logger.info("Observations have changed: %s instead of %s", best.recipe.method, self.codec.label)
             self._usual_frame_bytes = None
             self._rebuild(self.layout, best.recipe)
 

@@ -53,7 +53,7 @@ def warm_up(
     feeders = feeders_for(buffer, player)
     capacity = max((feeder.capacity for feeder in feeders), default=0)
     if capacity == 0:
-        raise ConfigurationError("There is no buffer to fill.")
+        raise ConfigurationError("There is no buffer to fill. Pass a replay, rollout or record buffer.")
     most_episodes = math.inf if warmup_episodes is None else warmup_episodes
     if warmup_episodes is None and mean_ep_len is not None:
         most_episodes = math.ceil(capacity * n_envs / mean_ep_len)

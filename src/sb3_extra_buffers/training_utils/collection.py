@@ -120,7 +120,8 @@ class Feeder(ABC):
         self.n_envs = getattr(buffer, "n_envs", 1)
         if self.n_envs > player.env.num_envs:
             raise ConfigurationError(
-                f"A buffer for {self.n_envs} environments cannot be filled by {player.env.num_envs} of them."
+                f"A buffer for {self.n_envs} environments cannot be filled by {player.env.num_envs} of them. "
+                "Give both the same n_envs."
             )
 
     def feed(self, step: Step) -> None:
@@ -228,6 +229,8 @@ def feeders_for(buffer: AnyBuffer | Iterable[AnyBuffer] | None, player: Player) 
     for one in buffers:
         feeder = next((feeder for kind, feeder in kinds if isinstance(one, kind)), None)
         if feeder is None:
-            raise ConfigurationError(f"A {type(one).__name__} is not a replay, rollout or record buffer.")
+            raise ConfigurationError(
+                f"A {type(one).__name__} is not a replay, rollout or record buffer. Pass one of these."
+            )
         feeders.append(feeder(one, player))
     return feeders

@@ -136,7 +136,9 @@ def _start(scenario: str | Path, resolution: tuple[int, int]) -> Any:
     height, width = resolution
     screen = getattr(vizdoom.ScreenResolution, f"RES_{width}X{height}", None)
     if screen is None:
-        raise ConfigurationError(f"ViZDoom has no resolution of {height} by {width} (height by width).")
+        raise ConfigurationError(
+            f"ViZDoom has no resolution of {height} by {width} (height by width). Take one such as (240, 320)."
+        )
     game = vizdoom.DoomGame()
     game.load_config(str(path))
     game.set_doom_config_path(str(Path(tempfile.gettempdir()) / "vizdoom.ini"))  # not in the working directory

@@ -1,0 +1,64 @@
+"""``estimate``: whether a buffer fits this machine."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from sb3_extra_buffers.cli.options import playing_options
+
+
+@click.command()
+@playing_options(steps=1_000)
+@click.option("--method", default="auto", show_default=True, help="Compression method, as for bench.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+def estimate(
+    env_id: str,
+    n_envs: int,
+    frame_stack: int | None,
+    seed: int,
+    buffer_size: int,
+    steps: int,
+    method: str,
+    as_json: bool,
+) -> None:
+    """Say whether a buffer fits this machine.
+
+    SB3's is computed: its arrays have a known size. Ours is measured on a short play and extrapolated.
+    """
+    from sb3_extra_buffers.cli.played import played
+    from sb3_extra_buffers.cli.tables import table
+    from sb3_extra_buffers.measure.comparison import measure_memory
+    from sb3_extra_buffers.measure.environments import describe
+    from sb3_extra_buffers.measure.memory import available_memory
+    from sb3_extra_buffers.measure.processes import run_in_fresh_process
+    from sb3_extra_buffers.measure.subjects import SB3, buffer_arguments, sb3_bytes
+    from sb3_extra_buffers.storage.usage import readable
+
+    buffer_arguments(method)
+    with played(env_id, n_envs, frame_stack, seed, steps) as play:
+        memory = run_in_fresh_process(measure_memory, method, play, buffer_size)
+    available = available_memory()
+    sb3 = sb3_bytes(buffer_size, play.observation_space, play.action_space)
+    ours = memory.for_buffer_of(buffer_size)
+    if as_json:
+        found = {"buffer_size": buffer_size, "available_bytes": available, "sb3_bytes": sb3, "bytes": round(ours)}
+        click.echo(json.dumps(found | {"method": memory.method}, indent=1))
+        return
+    how = "extrapolated" if buffer_size > memory.transitions else "measured"
+    rows = [
+        (name, readable(size), known, _fits(size, available))
+        for name, size, known in ((SB3, sb3, "computed"), (memory.method, ours, how))
+    ]
+    click.echo(f"{env_id}, observations {describe(play.observation_space)}, {buffer_size:,} transitions\n")
+    click.echo(table(("", "memory", "", "fits this machine"), rows, left=4))
+    click.echo(
+        f"\n{readable(available)} are available. Measured with {memory.transitions:,} transitions of a random policy; "
+        f"{sb3 / ours:,.1f} times smaller than SB3's."
+    )
+
+
+def _fits(size: float, available: int) -> str:
+    share = size / available
+    return f"yes, {share:.1%} of what is available" if share <= 1 else f"no, {share:.1f} times what is available"

@@ -1,0 +1,69 @@
+"""``bench`` on real environments."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from stable_baselines3 import DQN
+
+from tests.cli.commands import error_of, run
+
+pytest.importorskip("matplotlib")
+
+
+def test_a_vector_environment_played_by_a_model(tmp_path: Path) -> None:
+    DQN("MlpPolicy", "CartPole-v1", buffer_size=10, policy_kwargs={"net_arch": [8]}, device="cpu").save(
+        tmp_path / "m.zip"
+    )
+    finished = run(
+        *("bench", "--env", "CartPole-v1", "--steps", 60, "--n-envs", 2, "--repeats", 3, "--batch-size", 16),
+        *("--methods", "auto", "--policy", "m.zip", "--json", "r.json", "--plot", "r.png", "--html", "r.html"),
+        cwd=tmp_path,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "playing CartPole-v1: 100%" in finished.stderr
+    assert "60 steps of 2 copies played by m.zip; observations: float32 (4,)" in finished.stdout
+    assert "sample(16), µs" in finished.stdout
+    assert "extrapolated to 100,000" in finished.stdout
+    assert "Recommended: SB3 ReplayBuffer, because no method makes it 1.5 times smaller" in finished.stdout
+    assert "Written: r.json, r.png, r.html" in finished.stdout
+
+    data = json.loads((tmp_path / "r.json").read_text())
+    assert [row["method"] for row in data["results"]] == ["SB3 ReplayBuffer", "auto"]
+    assert data["results"][0]["bytes_per_transition"] >= 2 * 4 * 4  # two observations of four float32
+    assert all(row["add_microseconds"] > 0 and row["sample_microseconds"] > 0 for row in data["results"])
+    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "r.html").read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.zip", "r.html", "r.json", "r.png"]
+
+
+def test_a_dict_environment_gets_the_class_for_dicts(tmp_path: Path) -> None:
+    pytest.importorskip("vizdoom")
+    finished = run(
+        *("bench", "--env", "vizdoom.gymnasium_wrapper:VizdoomBasic-v1", "--steps", 24, "--n-envs", 1),
+        *("--buffer-size", 20, "--methods", "gzip1", "--repeats", 2, "--batch-size", 4),
+        cwd=tmp_path,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "screen: uint8 (3, 240, 320)" in finished.stdout
+    assert "with 20 transitions." in finished.stdout  # measured at their full size, so not extrapolated
+    assert "replay_buffer_class=CompressedDictReplayBuffer" in finished.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "without", "part"),
+    [
+        (
+            ["--env", "CartPol-v1"],
+            (),
+            "There is no environment 'CartPol-v1': Environment `CartPol` doesn't exist. Did you",
+        ),
+        (["--env", "PongNoFrameskip-v4"], ("ale_py",), 'pip install "sb3-extra-buffers[atari]"'),
+        (["--env", "CartPole-v1", "--plot", "x.png"], ("matplotlib",), 'pip install "sb3-extra-buffers[plots]"'),
+    ],
+    ids=["unknown environment", "no Atari", "no matplotlib"],
+)
+def test_what_cannot_work_is_said_in_one_line(arguments: list[str], without: tuple[str, ...], part: str) -> None:
+    assert part in error_of(run("bench", *arguments, without=without))
