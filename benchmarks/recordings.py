@@ -26,13 +26,15 @@ import numpy.typing as npt
 from stable_baselines3.common.vec_env import VecEnv
 from tqdm import tqdm
 
-from benchmarks.environments import ATARI, ATARI_STACK, NAMES, make_env
+from benchmarks.environments import ATARI, ATARI_STACK, NAMES, NOISE, make_env
 
 CACHE = Path(__file__).parent / ".cache"
 SEED = 0
 CHUNK_STEPS = 256
+READ_BYTES = 1 << 16
 
-Frames = npt.NDArray[np.uint8]
+Frames = npt.NDArray[Any]
+"""Pictures, channels last, or vectors, of all environments."""
 
 
 class Transition(NamedTuple):
@@ -64,38 +66,58 @@ class Recording:
     last_frames: Frames
     """The last frame of each episode, in the order of ``np.nonzero(dones)``."""
 
-    def frames(self) -> Iterator[Frames]:
-        """Yield the newest frame of every environment, (n_envs, height, width, channels), ``steps + 1`` times."""
+    def frames(self, start: int = 0) -> Iterator[Frames]:
+        """Yield the newest frame of every environment, from step ``start`` on, with one more at the end.
+
+        What it yields is overwritten later: chunks are unpacked into the same memory, so that playing a recording does
+        not add to the memory of a process that measures.
+        """
 
         def stored() -> Iterator[Frames]:
-            with np.load(self.path) as arrays:
-                for chunk in sorted(key for key in arrays.files if key.startswith("frames_")):
-                    yield from arrays[chunk]
+            chunk: Frames | None = None
+            with zipfile.ZipFile(self.path) as archive:
+                names = sorted(name for name in archive.namelist() if name.startswith("frames_"))
+                for name in names[start // CHUNK_STEPS :]:
+                    chunk = _read_into(chunk, archive, name)
+                    yield from chunk
 
-        return islice(stored(), self.steps + 1)
+        return islice(stored(), start % CHUNK_STEPS, start % CHUNK_STEPS + self.steps - start + 1)
+
+
+@dataclass(frozen=True)
+class Noise(Recording):
+    """Observations of random bytes, each of them new: nothing can be shared and nothing compressed."""
+
+    def frames(self, start: int = 0) -> Iterator[Frames]:
+        rng = np.random.default_rng(start)
+        channels, *picture = self.observation_space.shape
+        for _ in range(self.steps - start + 1):
+            yield rng.integers(256, size=(self.n_envs, *picture, channels), dtype=np.uint8)
 
 
 def load_recording(name: str, steps: int, n_envs: int = 4) -> Recording:
     """Load ``steps`` steps of a recording, which is made now where no cached one is long enough."""
+    if name == NOISE:
+        return _noise(steps, n_envs)
     for path in sorted(CACHE.glob(f"{name}-{n_envs}x*.npz")):
         if int(path.stem.split("x")[-1]) >= steps:
             return _read(path, name, steps, n_envs)
     return _read(record(name, steps, n_envs), name, steps, n_envs)
 
 
-def transitions(recording: Recording) -> Iterator[Transition]:
-    """Rebuild every transition exactly as SB3's off-policy algorithms store it.
+def transitions(recording: Recording, start: int = 0) -> Iterator[Transition]:
+    """Rebuild every transition, from step ``start`` on, exactly as SB3's off-policy algorithms store it.
 
     Like SB3's image pipeline, this hands out channel-first views of channel-last memory: a copy into a buffer costs
     what it costs in training. ``infos`` has only what buffers read, ``TimeLimit.truncated``.
     """
-    frames = recording.frames()
-    last_frames = iter(recording.last_frames)
+    frames = recording.frames(start)
+    last_frames = iter(recording.last_frames[recording.dones[:start].sum() :])
     newest = next(frames)
-    stacked = np.zeros((*newest.shape[:-1], newest.shape[-1] * recording.stack), np.uint8)
+    stacked = np.zeros((*newest.shape[:-1], newest.shape[-1] * recording.stack), newest.dtype)
     stacked[..., -newest.shape[-1] :] = newest
 
-    for step, newest in enumerate(frames):
+    for step, newest in enumerate(frames, start):
         channels = newest.shape[-1]
         done = recording.dones[step]
         following = np.concatenate((stacked[..., channels:], newest), axis=-1)
@@ -133,7 +155,7 @@ def play(env: VecEnv, steps: int, seed: int = SEED) -> Iterator[Transition]:
 def record(name: str, steps: int, n_envs: int = 4) -> Path:
     """Play ``steps`` steps and write them to the cache."""
     env = make_env(name, n_envs, SEED)
-    channels = env.observation_space.shape[0] // _stack(name)  # type: ignore[index]  # images have a shape
+    channels = env.observation_space.shape[0] // _stack(name)  # type: ignore[index]  # Box spaces have a shape
     actions, rewards, dones, truncated = [], [], [], []
     last_frames: list[Frames] = []
     chunk: list[Frames] = []
@@ -158,7 +180,7 @@ def record(name: str, steps: int, n_envs: int = 4) -> Path:
         _write(archive, "rewards", np.array(rewards))
         _write(archive, "dones", np.array(dones))
         _write(archive, "truncated", np.array(truncated))
-        _write(archive, "last_frames", np.array(last_frames, np.uint8))
+        _write(archive, "last_frames", np.array(last_frames, env.observation_space.dtype))
         _write(archive, "n_actions", np.array(env.action_space.n))  # type: ignore[attr-defined]  # play() checked it
     env.close()
     return unfinished.replace(path)
@@ -180,7 +202,7 @@ def check(recording: Recording, steps: int) -> None:
 
 def _read(path: Path, name: str, steps: int, n_envs: int) -> Recording:
     with np.load(path) as arrays:
-        height, width, channels = arrays["frames_00000"].shape[2:]
+        first_frames = arrays["frames_00000"][0]
         dones = arrays["dones"][:steps]
         return Recording(
             name=name,
@@ -189,13 +211,41 @@ def _read(path: Path, name: str, steps: int, n_envs: int) -> Recording:
             n_envs=n_envs,
             stack=_stack(name),
             action_space=gym.spaces.Discrete(int(arrays["n_actions"])),
-            observation_space=gym.spaces.Box(0, 255, (channels * _stack(name), height, width), np.uint8),
+            observation_space=_observation_space(first_frames, _stack(name)),
             actions=arrays["actions"][:steps],
             rewards=arrays["rewards"][:steps],
             dones=dones,
             truncated=arrays["truncated"][:steps],
             last_frames=arrays["last_frames"][: dones.sum()],
         )
+
+
+def _observation_space(frames: Frames, stack: int) -> gym.spaces.Box:
+    stacked = _channel_first(np.repeat(frames, stack, axis=-1))
+    if frames.dtype == np.uint8:
+        return gym.spaces.Box(0, 255, stacked.shape[1:], np.uint8)
+    return gym.spaces.Box(-np.inf, np.inf, stacked.shape[1:], np.float32)
+
+
+def _noise(steps: int, n_envs: int) -> Noise:
+    """Noise of the size of an Atari observation, in episodes of 500 steps."""
+    dones = np.zeros((steps, n_envs), np.bool_)
+    dones[499::500] = True
+    rng = np.random.default_rng(SEED)
+    return Noise(
+        name=NOISE,
+        path=Path(),
+        steps=steps,
+        n_envs=n_envs,
+        stack=1,
+        action_space=gym.spaces.Discrete(4),
+        observation_space=gym.spaces.Box(0, 255, (ATARI_STACK, 84, 84), np.uint8),
+        actions=rng.integers(4, size=(steps, n_envs)),
+        rewards=np.zeros((steps, n_envs), np.float32),
+        dones=dones,
+        truncated=np.zeros_like(dones),
+        last_frames=rng.integers(256, size=(int(dones.sum()), 84, 84, ATARI_STACK), dtype=np.uint8),
+    )
 
 
 def _stack(name: str) -> int:
@@ -207,16 +257,30 @@ def _write(archive: zipfile.ZipFile, name: str, array: npt.NDArray[Any]) -> None
         np.lib.format.write_array(member, array)
 
 
+def _read_into(memory: Frames | None, archive: zipfile.ZipFile, name: str) -> Frames:
+    """Unpack an array, into ``memory`` if it is large enough."""
+    with archive.open(name) as member:
+        np.lib.format.read_magic(member)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(member)
+        if memory is None:
+            memory = np.empty(shape, dtype)
+        array = memory[: shape[0]]
+        rest = memoryview(array).cast("B")
+        while rest:
+            rest = rest[member.readinto(rest[:READ_BYTES]) :]
+    return array
+
+
 def _layout(array: npt.NDArray[Any]) -> list[int]:
     return [stride for stride, length in zip(array.strides, array.shape, strict=True) if length > 1]
 
 
 def _channel_first(images: Frames) -> Frames:
-    return images.transpose(0, 3, 1, 2)
+    return images.transpose(0, 3, 1, 2) if images.ndim == 4 else images  # vectors stay as they are
 
 
 def _channel_last(images: Frames) -> Frames:
-    return images.transpose(0, 2, 3, 1)
+    return images.transpose(0, 2, 3, 1) if images.ndim == 4 else images
 
 
 def main() -> None:
