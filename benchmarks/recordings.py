@@ -18,7 +18,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -66,20 +66,24 @@ class Recording:
     last_frames: Frames
     """The last frame of each episode, in the order of ``np.nonzero(dones)``."""
 
-    def frames(self, start: int = 0) -> Iterator[Frames]:
+    def new_chunk(self) -> Frames:
+        """Memory for :meth:`frames`."""
+        channels, *picture = self.observation_space.shape
+        return np.empty((CHUNK_STEPS, self.n_envs, *picture, channels // self.stack), self.observation_space.dtype)
+
+    def frames(self, start: int = 0, chunk: Frames | None = None) -> Iterator[Frames]:
         """Yield the newest frame of every environment, from step ``start`` on, with one more at the end.
 
-        What it yields is overwritten later: chunks are unpacked into the same memory, so that playing a recording does
-        not add to the memory of a process that measures.
+        What it yields is overwritten later: chunks are unpacked into the same memory, ``chunk`` if given, so that
+        playing a recording does not add to the memory of a process that measures.
         """
 
         def stored() -> Iterator[Frames]:
-            chunk: Frames | None = None
+            memory = self.new_chunk() if chunk is None else chunk
             with zipfile.ZipFile(self.path) as archive:
                 names = sorted(name for name in archive.namelist() if name.startswith("frames_"))
                 for name in names[start // CHUNK_STEPS :]:
-                    chunk = _read_into(chunk, archive, name)
-                    yield from chunk
+                    yield from _read_into(memory, archive, name)
 
         return islice(stored(), start % CHUNK_STEPS, start % CHUNK_STEPS + self.steps - start + 1)
 
@@ -88,7 +92,7 @@ class Recording:
 class Noise(Recording):
     """Observations of random bytes, each of them new: nothing can be shared and nothing compressed."""
 
-    def frames(self, start: int = 0) -> Iterator[Frames]:
+    def frames(self, start: int = 0, chunk: Frames | None = None) -> Iterator[Frames]:
         rng = np.random.default_rng(start)
         channels, *picture = self.observation_space.shape
         for _ in range(self.steps - start + 1):
@@ -105,13 +109,13 @@ def load_recording(name: str, steps: int, n_envs: int = 4) -> Recording:
     return _read(record(name, steps, n_envs), name, steps, n_envs)
 
 
-def transitions(recording: Recording, start: int = 0) -> Iterator[Transition]:
+def transitions(recording: Recording, start: int = 0, chunk: Frames | None = None) -> Iterator[Transition]:
     """Rebuild every transition, from step ``start`` on, exactly as SB3's off-policy algorithms store it.
 
     Like SB3's image pipeline, this hands out channel-first views of channel-last memory: a copy into a buffer costs
     what it costs in training. ``infos`` has only what buffers read, ``TimeLimit.truncated``.
     """
-    frames = recording.frames(start)
+    frames = recording.frames(start, chunk)
     last_frames = iter(recording.last_frames[recording.dones[:start].sum() :])
     newest = next(frames)
     stacked = np.zeros((*newest.shape[:-1], newest.shape[-1] * recording.stack), newest.dtype)
@@ -201,8 +205,9 @@ def check(recording: Recording, steps: int) -> None:
 
 
 def _read(path: Path, name: str, steps: int, n_envs: int) -> Recording:
+    with zipfile.ZipFile(path) as archive, archive.open("frames_00000.npy") as member:
+        (_, _, *frame_shape), dtype = _read_header(member)
     with np.load(path) as arrays:
-        first_frames = arrays["frames_00000"][0]
         dones = arrays["dones"][:steps]
         return Recording(
             name=name,
@@ -211,7 +216,7 @@ def _read(path: Path, name: str, steps: int, n_envs: int) -> Recording:
             n_envs=n_envs,
             stack=_stack(name),
             action_space=gym.spaces.Discrete(int(arrays["n_actions"])),
-            observation_space=_observation_space(first_frames, _stack(name)),
+            observation_space=_observation_space(frame_shape, dtype, _stack(name)),
             actions=arrays["actions"][:steps],
             rewards=arrays["rewards"][:steps],
             dones=dones,
@@ -220,11 +225,10 @@ def _read(path: Path, name: str, steps: int, n_envs: int) -> Recording:
         )
 
 
-def _observation_space(frames: Frames, stack: int) -> gym.spaces.Box:
-    stacked = _channel_first(np.repeat(frames, stack, axis=-1))
-    if frames.dtype == np.uint8:
-        return gym.spaces.Box(0, 255, stacked.shape[1:], np.uint8)
-    return gym.spaces.Box(-np.inf, np.inf, stacked.shape[1:], np.float32)
+def _observation_space(frame_shape: list[int], dtype: np.dtype[Any], stack: int) -> gym.spaces.Box:
+    *picture, channels = frame_shape
+    low, high = (0, 255) if dtype == np.uint8 else (-np.inf, np.inf)
+    return gym.spaces.Box(low, high, (channels * stack, *picture), dtype.type)
 
 
 def _noise(steps: int, n_envs: int) -> Noise:
@@ -257,18 +261,22 @@ def _write(archive: zipfile.ZipFile, name: str, array: npt.NDArray[Any]) -> None
         np.lib.format.write_array(member, array)
 
 
-def _read_into(memory: Frames | None, archive: zipfile.ZipFile, name: str) -> Frames:
-    """Unpack an array, into ``memory`` if it is large enough."""
+def _read_into(memory: Frames, archive: zipfile.ZipFile, name: str) -> Frames:
+    """Unpack an array into the beginning of ``memory``."""
     with archive.open(name) as member:
-        np.lib.format.read_magic(member)
-        shape, _, dtype = np.lib.format.read_array_header_1_0(member)
-        if memory is None:
-            memory = np.empty(shape, dtype)
+        shape, _ = _read_header(member)
         array = memory[: shape[0]]
-        rest = memoryview(array).cast("B")
-        while rest:
-            rest = rest[member.readinto(rest[:READ_BYTES]) :]
+        flat = array.reshape(-1).view(np.uint8)
+        for at in range(0, flat.size, READ_BYTES):
+            part = member.read(min(READ_BYTES, flat.size - at))
+            flat[at : at + len(part)] = np.frombuffer(part, np.uint8)
     return array
+
+
+def _read_header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    np.lib.format.read_magic(member)
+    shape, _, dtype = np.lib.format.read_array_header_1_0(member)
+    return shape, dtype
 
 
 def _layout(array: npt.NDArray[Any]) -> list[int]:
