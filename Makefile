@@ -25,10 +25,11 @@ format: $(VENV)/.ready ## Fix what the linter can, and format
 	$(RUN)/ruff check --fix .
 	$(RUN)/ruff format .
 
-bench: $(VENV)/.ready ## Measure speed and memory of the buffers, on recordings of real games
-	$(RUN)/python -m benchmarks.compare
+# ARGS: see `python -m benchmarks --help`; --publish writes the results into docs/.
+bench: $(VENV)/.ready ## Compare memory and speed with SB3 and other libraries; QUICK=1 in three minutes
+	$(RUN)/python -m benchmarks $(if $(QUICK),--quick) $(ARGS)
 
-docs: $(VENV)/.ready-docs ## Build the documentation into site/
+docs: $(VENV)/.ready ## Build the documentation into site/
 	$(RUN)/mkdocs build --strict
 
 clean: ## Remove what was built, the environment included; recordings stay
@@ -38,9 +39,5 @@ clean: ## Remove what was built, the environment included; recordings stay
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV), which takes a few minutes the first time"
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) --editable ".[fast,atari,vizdoom,video,contrib,dev]"
-	@touch $@
-
-$(VENV)/.ready-docs: $(VENV)/.ready
-	$(INSTALL) --editable ".[docs]"
+	$(INSTALL) --editable ".[fast,atari,vizdoom,video,contrib,plots,docs,dev]"
 	@touch $@
