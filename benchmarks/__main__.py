@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -54,7 +55,9 @@ def main() -> int:
     try:
         plan = choose(QUICK if arguments.quick else FULL, arguments.data, arguments.subjects)
         parts = parts_of(plan, arguments.sections)
-        versions = check_libraries(subjects_of(plan))
+        versions = check_libraries(
+            [subject for section in arguments.sections for subject in subjects_of(plan, section)]
+        )
     except (ValueError, peers.MissingPeerError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -75,9 +78,14 @@ def main() -> int:
 
 
 def parts_of(plan: Plan, sections: list[str]) -> dict[str, Callable[[], Table]]:
-    """What is to be measured: a name for each part, and the function that measures it."""
+    """What is to be measured: a name for each part, and the function that measures it.
+
+    Sections and data for which no subject was chosen are left out.
+    """
     parts: dict[str, dict[str, Callable[[], Table]]] = {
-        "replay": {f"replay-{name}": partial(replay.measure, plan, name) for name in plan.data},
+        "replay": {
+            f"replay-{name}": partial(replay.measure, plan, name) for name, data in plan.data.items() if data.subjects
+        },
         "saving": {"saving": partial(saving.measure, plan)},
         "rollouts": {"rollouts": partial(rollouts.measure, plan)},
         "sizes": {"sizes": partial(scaling.measure_sizes, plan)},
@@ -87,7 +95,8 @@ def parts_of(plan: Plan, sections: list[str]) -> dict[str, Callable[[], Table]]:
     unknown = [section for section in sections if section not in parts]
     if unknown:
         raise ValueError(f"unknown section {', '.join(unknown)}; known are {', '.join(parts)}")
-    return {name: part for section in sections for name, part in parts[section].items()}
+    chosen = [section for section in sections if subjects_of(plan, section)]
+    return {name: part for section in chosen for name, part in parts[section].items()}
 
 
 def check_libraries(subjects: list[str]) -> dict[str, str]:
@@ -169,4 +178,8 @@ def _names(text: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without removing what workers left on the disk
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("Interrupted. The same command with --resume goes on with the part that was being measured.")

@@ -166,12 +166,13 @@ def choose(plan: Plan, data: list[str] | None, subjects: list[str] | None) -> Pl
     )
 
 
-def subjects_of(plan: Plan) -> list[str]:
-    """Everyone who takes part."""
-    groups = [
-        plan.rollout_subjects,
-        plan.saving_subjects,
-        plan.scaling_subjects,
-        *(part.subjects for part in plan.data.values()),
-    ]
-    return list(dict.fromkeys(subject for group in groups for subject in group))
+def subjects_of(plan: Plan, section: str) -> tuple[str, ...]:
+    """Who takes part in a section."""
+    return {
+        "replay": tuple(dict.fromkeys(subject for data in plan.data.values() for subject in data.subjects)),
+        "saving": plan.saving_subjects,
+        "rollouts": plan.rollout_subjects,
+        "sizes": plan.scaling_subjects,
+        "environments": plan.scaling_subjects,
+        "training": plan.training_subjects,
+    }[section]
