@@ -32,7 +32,7 @@ from benchmarks.recordings import load_recording
 from benchmarks.results import Table
 from benchmarks.sections import replay, rollouts, saving, scaling, training
 from benchmarks.subjects import library_of
-from benchmarks.workers import Worker, WorkerError
+from benchmarks.workers import Workers
 
 SECTIONS = ("replay", "saving", "rollouts", "sizes", "environments", "training")
 RESULTS = Path(__file__).parent / "results"
@@ -47,11 +47,12 @@ def main() -> int:
     parser.add_argument("--sections", type=_names, default=list(SECTIONS), help=f"of {','.join(SECTIONS)}")
     parser.add_argument("--data", type=_names, help=f"of the section replay: {','.join(FULL.data)}")
     parser.add_argument("--subjects", type=_names, help="libraries (sb3, ours, ...) or library:method; default: all")
-    parser.add_argument("--out", type=Path, help="folder for the results (default: benchmarks/results/full or quick)")
+    parser.add_argument("--out", type=Path, help="folder for the results (default: one in benchmarks/results)")
     parser.add_argument("--resume", action="store_true", help="keep what an interrupted run left in that folder")
     parser.add_argument("--publish", action="store_true", help="write the report into docs/, too")
     arguments = parser.parse_args()
-    out: Path = arguments.out or RESULTS / ("quick" if arguments.quick else "full")
+    everything = not arguments.data and not arguments.subjects and arguments.sections == list(SECTIONS)
+    out: Path = arguments.out or RESULTS / ("quick" if arguments.quick else "full" if everything else "partial")
     try:
         plan = choose(QUICK if arguments.quick else FULL, arguments.data, arguments.subjects)
         parts = parts_of(plan, arguments.sections)
@@ -105,17 +106,14 @@ def check_libraries(subjects: list[str]) -> dict[str, str]:
     for environment in dict.fromkeys(library_of(subject).peers for subject in one_of_each.values()):
         if environment is not None:
             peers.prepare(environment)
-    versions = {}
-    for name, subject in one_of_each.items():
-        worker = Worker(subject)
-        try:
-            versions[library_of(subject).title] = worker.ask("load_library")
-        except WorkerError as error:
-            others = ",".join(other for other in one_of_each if other != name)
-            raise peers.MissingPeerError(f"{error}\nMeasure the others with --subjects {others}") from None
-        finally:
-            worker.close()
-    return versions
+    with Workers(list(one_of_each.values()), "libraries") as workers:
+        versions = workers.at_once("load_library")
+        if workers.failures:
+            others = ",".join(name for name, subject in one_of_each.items() if subject in versions)
+            raise peers.MissingPeerError(
+                "\n".join([*workers.failures.values(), f"Measure the others with --subjects {others}"])
+            )
+    return {library_of(subject).title: version for subject, version in versions.items()}
 
 
 def make_recordings(plan: Plan, sections: list[str]) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
+from matplotlib.transforms import Bbox
 
 from benchmarks.results import Figure, Table
 from benchmarks.sections.replay import BYTES, SAMPLE
@@ -17,6 +19,8 @@ from benchmarks.subjects import LIBRARIES, method_of
 
 COLOURS = {"sb3": "#555555", "ours": "#1b7837", "older": "#b35806", "cpprb": "#542788", "torchrl": "#c51b7d"}
 TIME = SAMPLE[256]
+CORNERS: list[tuple[Literal["left", "right"], int]] = list(itertools.product(("left", "right"), (4, -11, 14, -21)))
+"""Where a label may go: which of its ends is at the point, and how much higher it is."""
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "sb3-extra-buffers",  # the same figures give the same file
     "font.size": 9,
@@ -78,29 +82,30 @@ def _memory_against_time(table: Table) -> Picture:
         )
     axes.set(xscale="log", yscale="log", xlabel=BYTES, ylabel=TIME, title=table.title)
     _widen(axes)
-    _label(axes, points)
     _legend(axes, points)
+    picture.draw_without_rendering()  # places are only known once the layout is
+    _label(axes, points)
     return picture
 
 
 def _label(axes: Axes, points: dict[str, tuple[float, float]]) -> None:
-    """Write the method beside each point, above or below so that neighbours do not cover each other."""
-    placed: list[tuple[float, float]] = []
-    for subject, point in sorted(points.items(), key=lambda item: item[1]):
-        x, y = axes.transData.transform(point)
-        below = any(abs(x - other_x) < 90 and abs(y - other_y) < 14 for other_x, other_y in placed)
-        axes.annotate(
-            method_of(subject) or LIBRARIES[_library(subject)].title,
-            point,
-            xytext=(6, -11 if below else 5),
-            textcoords="offset points",
-            fontsize=8,
-        )
-        placed.append((x, y - (16 if below else 0)))
+    """Write the method beside each point, at the first corner where it covers nothing."""
+    places = {subject: axes.transData.transform(point) for subject, point in points.items()}
+    taken = [Bbox.from_extents(x - 5, y - 5, x + 5, y + 5) for x, y in places.values()]
+    for subject, point in points.items():
+        title = method_of(subject) or LIBRARIES[_library(subject)].title
+        for number, (side, offset) in enumerate(CORNERS, 1):
+            at = (6 if side == "left" else -6, offset)
+            label = axes.annotate(title, point, at, textcoords="offset points", fontsize=8, ha=side)
+            box = label.get_window_extent()
+            if number == len(CORNERS) or not any(box.overlaps(other) for other in taken):
+                taken.append(box)
+                break
+            label.remove()
 
 
 def _widen(axes: Axes) -> None:
-    """Room for labels at the right, and for half a decade around what would else fill the picture with noise."""
+    """Make room for labels at the right."""
     low, high = axes.get_xlim()
     axes.set_xlim(low, high * (high / low) ** 0.25)
 

@@ -15,8 +15,9 @@ import tempfile
 import time
 import traceback
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ class Measurements:
     playing: Iterator[Transition] = field(init=False)
     memory_before: int = field(init=False)
     stored: set[int] = field(default_factory=set)
+    one_rollout: Callable[[], None] = field(init=False)
 
     def load_library(self) -> str:
         """Import the library, and say which version it is."""
@@ -60,6 +62,7 @@ class Measurements:
             pass
         self.memory_before = _resident()
         self.buffer = make_subject(self.subject, self.stream.task(self.stream.steps))
+        np.random.seed(0)  # the same draws for all that draw as SB3 does
 
     def _warm_up(self) -> None:
         steps = min(WARM_UP_STEPS, self.stream.steps)
@@ -87,8 +90,7 @@ class Measurements:
     def payload_per_frame(self) -> float | None:
         return self.buffer.payload_per_frame()
 
-    def sample(self, batch_size: int, times: int, seed: int) -> list[float]:
-        np.random.seed(seed)
+    def sample(self, batch_size: int, times: int) -> list[float]:
         spent = []
         for _ in range(times):
             began = time.perf_counter()
@@ -116,24 +118,24 @@ class Measurements:
             self.buffer.sample(32)
         return {"save": 1e3 * (saved - began), "load": 1e3 * (loaded - before_load), "size": size}
 
-    def rollouts(self, stream: dict[str, Any], epochs: int, batch_size: int, times: int) -> list[float]:
-        """Milliseconds of filling a rollout buffer and reading it, after two to warm up in the first call."""
+    def make_rollouts(self, stream: dict[str, Any], epochs: int, batch_size: int) -> None:
+        """Make a rollout buffer, and use it until ``auto`` has chosen."""
         from benchmarks.subjects.sb3 import Sb3Like
 
-        if not hasattr(self, "rollout_steps"):
-            self.stream = Stream(**stream)
-            subject = make_subject(self.subject, self.stream.task(1))
-            assert isinstance(subject, Sb3Like)
-            self.buffer = subject
-            self.rollout_steps = list(self.stream.play(self.stream.steps))
-            self.rollout_buffer = subject.rollout_buffer(self.stream.steps)
-            for _ in range(6):  # "auto" chooses after some hundred steps
-                subject.rollout(self.rollout_buffer, self.rollout_steps, epochs, batch_size)
-        assert isinstance(self.buffer, Sb3Like)
+        self.stream = Stream(**stream)
+        subject = make_subject(self.subject, self.stream.task(1))
+        assert isinstance(subject, Sb3Like)
+        buffer = subject.rollout_buffer(self.stream.steps)
+        steps = list(self.stream.play(self.stream.steps))
+        self.one_rollout = partial(subject.rollout, buffer, steps, epochs, batch_size)
+        self.rollouts(-(-WARM_UP_STEPS // self.stream.steps))
+
+    def rollouts(self, times: int) -> list[float]:
+        """Milliseconds of filling the rollout buffer and reading it."""
         spent = []
         for _ in range(times):
             began = time.perf_counter()
-            self.buffer.rollout(self.rollout_buffer, self.rollout_steps, epochs, batch_size)
+            self.one_rollout()
             spent.append(1e3 * (time.perf_counter() - began))
         return spent
 

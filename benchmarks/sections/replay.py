@@ -31,7 +31,7 @@ def measure(plan: Plan, name: str) -> Table:
         workers.at_once("make", stream=asdict(stream))
         _fill(workers, stream, plan.fill_rounds, table)
         for size, times in BATCHES.items():
-            found = workers.in_turn(plan.sample_rounds, "sample", batch_size=size, times=times, seed=size)
+            found = workers.in_turn(plan.sample_rounds, "sample", batch_size=size, times=times)
             table.put_all(SAMPLE[size], {subject: list(chain(*batches)) for subject, batches in found.items()})
         _check(workers, table)
         table.failures = workers.failures

@@ -19,9 +19,8 @@ def measure(plan: Plan) -> Table:
     table.notes.append(f"{N_ENVS} environments, {STEPS} steps, {EPOCHS} epochs in batches of {BATCH_SIZE}.")
     stream = Stream(GAME, STEPS, N_ENVS, plan.game_steps, 4)
     with Workers(plan.rollout_subjects, "rollouts") as workers:
-        asked = {"stream": asdict(stream), "epochs": EPOCHS, "batch_size": BATCH_SIZE}
-        workers.at_once("rollouts", **asked, times=0)
-        found = workers.in_turn(plan.rollout_rounds, "rollouts", **asked, times=2)
+        workers.at_once("make_rollouts", stream=asdict(stream), epochs=EPOCHS, batch_size=BATCH_SIZE)
+        found = workers.in_turn(plan.rollout_rounds, "rollouts", times=2)
         table.put_all(TIME, {subject: list(chain(*times)) for subject, times in found.items()})
         table.failures = workers.failures
     return table

@@ -50,9 +50,7 @@ def measure_sizes(plan: Plan) -> Table:
                 worker.ask("fill", steps=stream.steps)
                 spent, before = time.perf_counter() - began, size
                 grown = worker.ask("growth")
-                batches = [
-                    worker.ask("sample", batch_size=BATCH_SIZE, times=3, seed=n) for n in range(plan.sample_rounds)
-                ]
+                batches = [worker.ask("sample", batch_size=BATCH_SIZE, times=3) for _ in range(plan.sample_rounds)]
             except WorkerError as error:
                 table.failures[subject] = str(error)
                 break
@@ -88,7 +86,7 @@ def measure_envs(plan: Plan) -> Table:
             found = workers.in_turn(rounds, "fill", steps=stream.steps // rounds)
             add, sample = (f"add, µs per transition of {count}", f"sample(256), µs of {count}")
             table.put_all(add, {subject: [time / count for time in times] for subject, times in found.items()})
-            batches = workers.in_turn(rounds, "sample", batch_size=BATCH_SIZE, times=3, seed=0)
+            batches = workers.in_turn(rounds, "sample", batch_size=BATCH_SIZE, times=3)
             table.put_all(sample, {subject: list(chain(*times)) for subject, times in batches.items()})
             table.failures |= workers.failures
     return table
