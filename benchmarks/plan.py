@@ -58,7 +58,7 @@ FULL = Plan(
     data={
         "mspacman": Data(
             "MsPacman, 84×84 grey, stacks of 4",
-            6_000,
+            5_000,
             (
                 "sb3",
                 "ours:auto",
@@ -74,8 +74,8 @@ FULL = Plan(
                 *PEERS,
             ),
         ),
-        "pong": Data("Pong, 84×84 grey, stacks of 4", 6_000, ("sb3", "ours:auto", SMALLEST, *PEERS)),
-        "breakout": Data("Breakout, 84×84 grey, stacks of 4", 6_000, ("sb3", "ours:auto", SMALLEST, *PEERS)),
+        "pong": Data("Pong, 84×84 grey, stacks of 4", 5_000, ("sb3", "ours:auto", SMALLEST, *PEERS)),
+        "breakout": Data("Breakout, 84×84 grey, stacks of 4", 5_000, ("sb3", "ours:auto", SMALLEST, *PEERS)),
         "mspacman_rgb": Data(
             "MsPacman, 210×160 RGB", 1_250, ("sb3", "ours:auto", "ours:delta", SMALLEST_COLOUR, "ours:zstd-5", *PEERS)
         ),
@@ -88,10 +88,10 @@ FULL = Plan(
             ("sb3", "ours:auto", "ours:zstd-dict/9 x8", SMALLEST_COLOUR, "ours:zstd-5", *PEERS),
             n_envs=2,
         ),
-        "acrobot": Data("Acrobot, vectors of 6 float32", 6_000, ("sb3", "ours:auto", "ours:delta", *PEERS)),
+        "acrobot": Data("Acrobot, vectors of 6 float32", 5_000, ("sb3", "ours:auto", "ours:delta", *PEERS)),
         "noise": Data("Noise, 4×84×84 random bytes", 1_500, ("sb3", "ours:auto", "ours:delta", "ours:zstd-5", *PEERS)),
     },
-    game_steps=4_000,
+    game_steps=3_000,
     fill_rounds=24,
     sample_rounds=12,
     saving_rounds=3,
@@ -104,27 +104,28 @@ FULL = Plan(
     recorded_steps=25_000,
     seconds_per_size=120.0,
     training_subjects=("sb3", "ours:auto"),
-    training_steps={"DQN": 2_000, "PPO": 4_096},
+    training_steps={"DQN": 1_600, "PPO": 3_072},
     training_rounds=3,
 )
 
-_QUICK_SUBJECTS = ("sb3", "ours:auto", SMALLEST, *PEERS)
+_ONE_OF_EACH = ("sb3", "ours:auto", "older:zstd-5", "cpprb", "torchrl:tensor")
 QUICK = replace(
     FULL,
     data={
-        "mspacman": replace(FULL.data["mspacman"], steps=1_500, subjects=_QUICK_SUBJECTS),
-        "acrobot": replace(FULL.data["acrobot"], steps=1_500, subjects=_QUICK_SUBJECTS),
+        "mspacman": replace(FULL.data["mspacman"], steps=1_200, subjects=("sb3", "ours:auto", SMALLEST, *PEERS)),
+        "acrobot": replace(FULL.data["acrobot"], steps=1_200, subjects=_ONE_OF_EACH),
     },
-    game_steps=1_500,
-    fill_rounds=10,
-    sample_rounds=4,
+    game_steps=1_200,
+    fill_rounds=8,
+    sample_rounds=3,
     saving_rounds=1,
+    saving_subjects=_ONE_OF_EACH,
     rollout_rounds=3,
     rollout_subjects=("sb3", "ours:auto", "older:zstd-5"),
-    sizes=(2_000, 20_000),
+    sizes=(2_000, 10_000),
     env_counts=(1, 8),
     scaling_subjects=("sb3", "ours:auto"),
-    recorded_steps=1_500,
+    recorded_steps=1_200,
     seconds_per_size=10.0,
     training_steps={"DQN": 400, "PPO": 1_024},
     training_rounds=1,
