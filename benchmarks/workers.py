@@ -68,8 +68,10 @@ class Worker:
         assert self.process.stdout is not None
         watchdog = threading.Timer(LIMIT_SECONDS, self.process.kill)
         watchdog.start()
-        line = self.process.stdout.readline()
-        watchdog.cancel()
+        try:
+            line = self.process.stdout.readline()
+        finally:
+            watchdog.cancel()
         if not line:
             status = self.process.wait()
             raise WorkerError(f"{self.subject}: the process ended ({status}) while {self.doing}\n{self._last_words()}")
