@@ -167,7 +167,7 @@ def describe_run(versions: dict[str, str]) -> dict[str, Any]:
 
 def write_report(run: dict[str, Any], tables: list[Table], folder: Path, name: str) -> None:
     pictures = plots.draw(tables, folder / "images")
-    links = {title: f"images/{picture}" for title, picture in pictures.items()}
+    links = {table: f"images/{picture}" for table, picture in pictures.items()}
     (folder / name).write_text(report.page(run, tables, links))
 
 

@@ -53,13 +53,15 @@ def points_of(table: Table) -> dict[str, tuple[float, float]]:
 
 
 def draw(tables: Sequence[Table], folder: Path) -> dict[str, str]:
-    """Write the pictures, and return their names by the title of the table that they show."""
+    """Write the pictures, and return their file names by the name of the table that they show."""
     folder.mkdir(parents=True, exist_ok=True)
     written = {}
     with mpl.rc_context(STYLE):
         for table in tables:
-            if table.section == "replay" and len(points_of(table)) > 1:
-                written[table.title] = _save(_memory_against_time(table), folder / f"bench-{_slug(table.title)}.svg")
+            section, _, data = table.name.partition("-")
+            if section == "replay" and len(points_of(table)) > 1:
+                written[table.name] = f"bench-{data}.svg"
+                _memory_against_time(table).savefig(folder / written[table.name], metadata={"Date": None})
     return written
 
 
@@ -121,14 +123,3 @@ def _legend(axes: Axes, points: dict[str, tuple[float, float]]) -> None:
 
 def _library(subject: str) -> str:
     return subject.partition(":")[0]
-
-
-def _slug(title: str) -> str:
-    return "-".join(
-        "".join(letter if letter.isascii() and letter.isalnum() else " " for letter in title).lower().split()
-    )
-
-
-def _save(picture: Picture, path: Path) -> str:
-    picture.savefig(path, metadata={"Date": None})
-    return path.name

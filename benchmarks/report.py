@@ -12,12 +12,12 @@ REFERENCE = "sb3"
 
 
 def page(run: dict[str, Any], tables: Sequence[Table], pictures: dict[str, str]) -> str:
-    """The whole report. ``pictures`` are links to files, by the title of the table that they belong to."""
+    """The whole report. ``pictures`` are links to files, by the name of the table that they belong to."""
     parts = [f"# Benchmark results\n\n{_about(run)}"]
     for table in tables:
         parts.append(f"## {table.title}\n\n{markdown(table)}")
-        if table.title in pictures:
-            parts.append(f"![{table.title}]({pictures[table.title]})")
+        if table.name in pictures:
+            parts.append(f"![{table.title}]({pictures[table.name]})")
     return "\n\n".join(parts) + "\n"
 
 
@@ -55,9 +55,9 @@ def _factor(reference: Cell, cell: Figure, column: str, subject: str) -> str:
 
 
 def _about(run: dict[str, Any]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
+    versions = ", ".join(f"{name.removesuffix(version).strip()} {version}" for name, version in run["versions"].items())
     return (
         f"Written by `{run['command']}` on {run['date']}: {run['machine']}; {versions}.\n\n"
         "Medians with half the distance of the quartiles, and in brackets how many times better than SB3's buffer. "
-        "A cell without a number says why there is none. [Benchmarks](benchmarks.md) says what the columns mean."
+        "A cell without a number says why there is none. `docs/benchmarks.md` says what the columns mean."
     )

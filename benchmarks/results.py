@@ -40,7 +40,8 @@ Cell = Figure | Absent
 class Table:
     """One part of a run: subjects down, quantities across."""
 
-    section: str
+    name: str
+    """Of the section, and of the data where there are several: ``replay-mspacman``."""
     title: str
     columns: list[str]
     """What is measured, with its unit after a comma."""

@@ -24,7 +24,7 @@ SAMPLE = {size: f"sample({size}), µs" for size in BATCHES}
 def measure(plan: Plan, name: str) -> Table:
     data = plan.data[name]
     stream = data.stream(name)
-    table = Table("replay", data.title, [BYTES, FIXED, PAYLOAD, ADD, ADD_AGAIN, *SAMPLE.values()])
+    table = Table(f"replay-{name}", data.title, [BYTES, FIXED, PAYLOAD, ADD, ADD_AGAIN, *SAMPLE.values()])
     table.notes.append(f"{stream.transitions:,} transitions of {stream.n_envs} environments.")
     with Workers(data.subjects, name) as workers:
         workers.at_once("load_library")

@@ -16,7 +16,7 @@ from benchmarks.sections.replay import BYTES, SAMPLE
 
 
 def make_table() -> Table:
-    table = Table("replay", "Some game", [BYTES, SAMPLE[256]])
+    table = Table("replay-game", "Some game", [BYTES, SAMPLE[256]])
     table.put("sb3", BYTES, [56_448.0])
     table.put("sb3", SAMPLE[256], [900.0, 1_000.0, 1_100.0])
     table.put("ours:auto", BYTES, [400.0])
@@ -83,13 +83,13 @@ def test_pareto_front_is_who_nobody_beats() -> None:
 def test_pictures_are_drawn_and_the_same_each_time(tmp_path: Path) -> None:
     names = plots.draw([make_table()], tmp_path / "one")
     plots.draw([make_table()], tmp_path / "two")
-    assert names == {"Some game": "bench-some-game.svg"}
-    first, second = ((tmp_path / folder / names["Some game"]).read_bytes() for folder in ("one", "two"))
+    assert names == {"replay-game": "bench-game.svg"}
+    first, second = ((tmp_path / folder / "bench-game.svg").read_bytes() for folder in ("one", "two"))
     assert first == second
     assert re.search(rb"<svg", first)
 
 
 def test_the_page_shows_each_picture_below_its_table() -> None:
     run = {"command": "python -m benchmarks", "date": "2030-01-01", "machine": "two cores", "versions": {"SB3": "2.9"}}
-    text = report.page(run, [make_table()], {"Some game": "images/game.svg"})
+    text = report.page(run, [make_table()], {"replay-game": "images/game.svg"})
     assert text.index("## Some game") < text.index("![Some game](images/game.svg)")

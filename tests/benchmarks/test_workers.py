@@ -100,7 +100,7 @@ def test_a_run_resumes_only_what_was_measured_in_the_same_way(tmp_path: Path) ->
         measured.append(name)
         if name == "two" and len(measured) < 3:
             raise KeyboardInterrupt
-        return suite.Table("replay", name, [])
+        return suite.Table(name, name, [])
 
     parts = {name: lambda name=name: part(name) for name in ("one", "two")}
     for fingerprint in ("a", "b"):
