@@ -25,8 +25,9 @@ format: $(VENV)/.ready ## Fix what the linter can, and format
 	$(RUN)/ruff check --fix .
 	$(RUN)/ruff format .
 
-bench: $(VENV)/.ready ## Measure speed and memory of the buffers, on recordings of real games
-	$(RUN)/python -m benchmarks.compare
+# ARGS: see `python -m benchmarks --help`; --publish writes the results into docs/.
+bench: $(VENV)/.ready ## Compare memory and speed with SB3 and other libraries; QUICK=1 in three minutes
+	$(RUN)/python -m benchmarks $(if $(QUICK),--quick) $(ARGS)
 
 docs: export NO_MKDOCS_2_WARNING := 1
 docs: $(VENV)/.ready ## Build the documentation into site/

@@ -1,18 +1,23 @@
-"""The environments that benchmarks play: Atari as SB3 prepares it, and Doom with its segmentation masks."""
+"""The environments that benchmarks play: Atari as SB3 prepares it and in full colour, Doom, and a task of vectors."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecTransposeImage
 
 ATARI = {
     "mspacman": "MsPacmanNoFrameskip-v4",
     "pong": "PongNoFrameskip-v4",
     "breakout": "BreakoutNoFrameskip-v4",
 }
+ATARI_RGB = {"mspacman_rgb": "ALE/MsPacman-v5"}
 DOOM: dict[str, Literal["rgb", "mask"]] = {"doom_rgb": "rgb", "doom_labels": "mask"}
-NAMES = (*ATARI, *DOOM)
+VECTORS = {"acrobot": "Acrobot-v1"}
+NAMES = (*ATARI, *ATARI_RGB, *DOOM, *VECTORS)
+NOISE = "noise"
+"""Not an environment, but listed with them where recordings are."""
 
 ATARI_STACK = 4
 
@@ -21,8 +26,12 @@ def make_env(name: str, n_envs: int, seed: int) -> VecEnv:
     """Make ``n_envs`` copies of the environment called ``name``, one of :data:`NAMES`."""
     if name in ATARI:
         return make_atari(ATARI[name], n_envs, seed)
+    if name in ATARI_RGB:
+        return make_atari_rgb(ATARI_RGB[name], n_envs, seed)
     if name in DOOM:
         return make_doom(DOOM[name], n_envs, seed)
+    if name in VECTORS:
+        return make_vec_env(VECTORS[name], n_envs, seed)
     raise ValueError(f"unknown environment {name!r}; the known ones are {', '.join(NAMES)}")
 
 
@@ -34,6 +43,13 @@ def make_atari(env_id: str, n_envs: int, seed: int) -> VecEnv:
     from sb3_extra_buffers.training_utils import atari
 
     return atari.make_env(env_id, n_envs, vec_env_cls=DummyVecEnv, framestack=ATARI_STACK, seed=seed)
+
+
+def make_atari_rgb(env_id: str, n_envs: int, seed: int) -> VecEnv:
+    """Make Atari environments that show the whole screen, 210x160 RGB, one frame at a time, channel first."""
+    import ale_py  # noqa: F401  # registers the games
+
+    return VecTransposeImage(make_vec_env(env_id, n_envs, seed))
 
 
 def make_doom(view: Literal["rgb", "mask"], n_envs: int, seed: int) -> VecEnv:

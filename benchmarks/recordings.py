@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -25,13 +25,15 @@ import numpy.typing as npt
 from stable_baselines3.common.vec_env import VecEnv
 from tqdm import tqdm
 
-from benchmarks.environments import ATARI, ATARI_STACK, NAMES, make_env
+from benchmarks.environments import ATARI, ATARI_STACK, NAMES, NOISE, make_env
 
 CACHE = Path(__file__).parent / ".cache"
 SEED = 0
 CHUNK_STEPS = 256
+READ_BYTES = 1 << 16
 
-Frames = npt.NDArray[np.uint8]
+Frames = npt.NDArray[Any]
+"""Pictures, channels last, or vectors, of all environments."""
 
 
 class Transition(NamedTuple):
@@ -63,38 +65,62 @@ class Recording:
     last_frames: Frames
     """The last frame of each episode, in the order of ``np.nonzero(dones)``."""
 
-    def frames(self) -> Iterator[Frames]:
-        """Yield the newest frame of every environment, (n_envs, height, width, channels), ``steps + 1`` times."""
+    def new_chunk(self) -> Frames:
+        """Memory for :meth:`frames`."""
+        channels, *picture = self.observation_space.shape
+        return np.empty((CHUNK_STEPS, self.n_envs, *picture, channels // self.stack), self.observation_space.dtype)
+
+    def frames(self, start: int = 0, chunk: Frames | None = None) -> Iterator[Frames]:
+        """Yield the newest frame of every environment, from step ``start`` on, with one more at the end.
+
+        What it yields is overwritten later: chunks are unpacked into the same memory, ``chunk`` if given, so that
+        playing a recording does not add to the memory of a process that measures.
+        """
 
         def stored() -> Iterator[Frames]:
-            with np.load(self.path) as arrays:
-                for chunk in sorted(key for key in arrays.files if key.startswith("frames_")):
-                    yield from arrays[chunk]
+            memory = self.new_chunk() if chunk is None else chunk
+            with zipfile.ZipFile(self.path) as archive:
+                names = sorted(name for name in archive.namelist() if name.startswith("frames_"))
+                for name in names[start // CHUNK_STEPS :]:
+                    yield from _read_into(memory, archive, name)
 
-        return islice(stored(), self.steps + 1)
+        return islice(stored(), start % CHUNK_STEPS, start % CHUNK_STEPS + self.steps - start + 1)
+
+
+@dataclass(frozen=True)
+class Noise(Recording):
+    """Observations of random bytes, each of them new: nothing can be shared and nothing compressed."""
+
+    def frames(self, start: int = 0, chunk: Frames | None = None) -> Iterator[Frames]:
+        rng = np.random.default_rng(start)
+        channels, *picture = self.observation_space.shape
+        for _ in range(self.steps - start + 1):
+            yield rng.integers(256, size=(self.n_envs, *picture, channels), dtype=np.uint8)
 
 
 def load_recording(name: str, steps: int, n_envs: int = 4) -> Recording:
     """Load ``steps`` steps of a recording, which is made now where no cached one is long enough."""
+    if name == NOISE:
+        return _noise(steps, n_envs)
     for path in sorted(CACHE.glob(f"{name}-{n_envs}x*.npz")):
         if int(path.stem.split("x")[-1]) >= steps:
             return _read(path, name, steps, n_envs)
     return _read(record(name, steps, n_envs), name, steps, n_envs)
 
 
-def transitions(recording: Recording) -> Iterator[Transition]:
-    """Rebuild every transition exactly as SB3's off-policy algorithms store it.
+def transitions(recording: Recording, start: int = 0, chunk: Frames | None = None) -> Iterator[Transition]:
+    """Rebuild every transition, from step ``start`` on, exactly as SB3's off-policy algorithms store it.
 
     Like SB3's image pipeline, this hands out channel-first views of channel-last memory: a copy into a buffer costs
     what it costs in training. ``infos`` has only what buffers read, ``TimeLimit.truncated``.
     """
-    frames = recording.frames()
-    last_frames = iter(recording.last_frames)
+    frames = recording.frames(start, chunk)
+    last_frames = iter(recording.last_frames[recording.dones[:start].sum() :])
     newest = next(frames)
-    stacked = np.zeros((*newest.shape[:-1], newest.shape[-1] * recording.stack), np.uint8)
+    stacked = np.zeros((*newest.shape[:-1], newest.shape[-1] * recording.stack), newest.dtype)
     stacked[..., -newest.shape[-1] :] = newest
 
-    for step, newest in enumerate(frames):
+    for step, newest in enumerate(frames, start):
         channels = newest.shape[-1]
         done = recording.dones[step]
         following = np.concatenate((stacked[..., channels:], newest), axis=-1)
@@ -125,7 +151,7 @@ def play(env: VecEnv, steps: int, seed: int = SEED) -> Iterator[Transition]:
 def record(name: str, steps: int, n_envs: int = 4) -> Path:
     """Play ``steps`` steps and write them to the cache."""
     env = make_env(name, n_envs, SEED)
-    channels = env.observation_space.shape[0] // _stack(name)  # type: ignore[index]  # images have a shape
+    channels = env.observation_space.shape[0] // _stack(name)  # type: ignore[index]  # Box spaces have a shape
     actions, rewards, dones, truncated = [], [], [], []
     last_frames: list[Frames] = []
     chunk: list[Frames] = []
@@ -150,7 +176,7 @@ def record(name: str, steps: int, n_envs: int = 4) -> Path:
         _write(archive, "rewards", np.array(rewards))
         _write(archive, "dones", np.array(dones))
         _write(archive, "truncated", np.array(truncated))
-        _write(archive, "last_frames", np.array(last_frames, np.uint8))
+        _write(archive, "last_frames", np.array(last_frames, env.observation_space.dtype))
         _write(archive, "n_actions", np.array(env.action_space.n))  # type: ignore[attr-defined]  # play() checked it
     env.close()
     return unfinished.replace(path)
@@ -171,8 +197,9 @@ def check(recording: Recording, steps: int) -> None:
 
 
 def _read(path: Path, name: str, steps: int, n_envs: int) -> Recording:
+    with zipfile.ZipFile(path) as archive, archive.open("frames_00000.npy") as member:
+        (_, _, *frame_shape), dtype = _read_header(member)
     with np.load(path) as arrays:
-        height, width, channels = arrays["frames_00000"].shape[2:]
         dones = arrays["dones"][:steps]
         return Recording(
             name=name,
@@ -181,13 +208,40 @@ def _read(path: Path, name: str, steps: int, n_envs: int) -> Recording:
             n_envs=n_envs,
             stack=_stack(name),
             action_space=gym.spaces.Discrete(int(arrays["n_actions"])),
-            observation_space=gym.spaces.Box(0, 255, (channels * _stack(name), height, width), np.uint8),
+            observation_space=_observation_space(frame_shape, dtype, _stack(name)),
             actions=arrays["actions"][:steps],
             rewards=arrays["rewards"][:steps],
             dones=dones,
             truncated=arrays["truncated"][:steps],
             last_frames=arrays["last_frames"][: dones.sum()],
         )
+
+
+def _observation_space(frame_shape: list[int], dtype: np.dtype[Any], stack: int) -> gym.spaces.Box:
+    *picture, channels = frame_shape
+    low, high = (0, 255) if dtype == np.uint8 else (-np.inf, np.inf)
+    return gym.spaces.Box(low, high, (channels * stack, *picture), dtype.type)
+
+
+def _noise(steps: int, n_envs: int) -> Noise:
+    """Noise of the size of an Atari observation, in episodes of 500 steps."""
+    dones = np.zeros((steps, n_envs), np.bool_)
+    dones[499::500] = True
+    rng = np.random.default_rng(SEED)
+    return Noise(
+        name=NOISE,
+        path=Path(),
+        steps=steps,
+        n_envs=n_envs,
+        stack=1,
+        action_space=gym.spaces.Discrete(4),
+        observation_space=gym.spaces.Box(0, 255, (ATARI_STACK, 84, 84), np.uint8),
+        actions=rng.integers(4, size=(steps, n_envs)),
+        rewards=np.zeros((steps, n_envs), np.float32),
+        dones=dones,
+        truncated=np.zeros_like(dones),
+        last_frames=rng.integers(256, size=(int(dones.sum()), 84, 84, ATARI_STACK), dtype=np.uint8),
+    )
 
 
 def _stack(name: str) -> int:
@@ -199,16 +253,34 @@ def _write(archive: zipfile.ZipFile, name: str, array: npt.NDArray[Any]) -> None
         np.lib.format.write_array(member, array)
 
 
+def _read_into(memory: Frames, archive: zipfile.ZipFile, name: str) -> Frames:
+    """Unpack an array into the beginning of ``memory``."""
+    with archive.open(name) as member:
+        shape, _ = _read_header(member)
+        array = memory[: shape[0]]
+        flat = array.reshape(-1).view(np.uint8)
+        for at in range(0, flat.size, READ_BYTES):
+            part = member.read(min(READ_BYTES, flat.size - at))
+            flat[at : at + len(part)] = np.frombuffer(part, np.uint8)
+    return array
+
+
+def _read_header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    np.lib.format.read_magic(member)
+    shape, _, dtype = np.lib.format.read_array_header_1_0(member)
+    return shape, dtype
+
+
 def _layout(array: npt.NDArray[Any]) -> list[int]:
     return [stride for stride, length in zip(array.strides, array.shape, strict=True) if length > 1]
 
 
 def _channel_first(images: Frames) -> Frames:
-    return images.transpose(0, 3, 1, 2)
+    return images.transpose(0, 3, 1, 2) if images.ndim == 4 else images  # vectors stay as they are
 
 
 def _channel_last(images: Frames) -> Frames:
-    return images.transpose(0, 2, 3, 1)
+    return images.transpose(0, 2, 3, 1) if images.ndim == 4 else images
 
 
 def main() -> None:

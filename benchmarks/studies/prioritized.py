@@ -1,7 +1,7 @@
 """What priorities cost, in a buffer of a million transitions, next to cpprb's and TorchRL's prioritized buffers.
 
     pip install cpprb torchrl
-    python -m benchmarks.prioritized
+    python -m benchmarks.studies.prioritized
 
 One step is ``sample(256)`` and, where there are priorities, setting those of the batch. All buffers hold the same
 transitions and priorities, and take turns in one process; the table shows medians.

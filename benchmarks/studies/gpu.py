@@ -1,6 +1,6 @@
 """Buffers on a GPU next to SB3's in host memory, on a recording of MsPacman.
 
-    python -m benchmarks.gpu --json results.json
+    python -m benchmarks.studies.gpu --json results.json
 
 Times are wall times through SB3's interface, the wait for the device included, medians of many calls; "kernel" is the
 device's time for rebuilding a batch alone. Without a GPU, ``--device cpu`` runs the same with plain torch operations.

@@ -1,6 +1,6 @@
 """How long should a chain of ``delta`` be? Memory and time of a batch for several lengths.
 
-python -m benchmarks.chains --names mspacman,pong,breakout
+python -m benchmarks.studies.chains --names mspacman,pong,breakout
 """
 
 from __future__ import annotations

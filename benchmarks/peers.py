@@ -1,0 +1,55 @@
+"""Virtual environments for the libraries that are compared with this one.
+
+Each has only the packages of ``benchmarks/requirements/NAME.txt``; NumPy, torch, SB3 and the rest are those of the
+environment that runs the suite, so that tables compare buffers and not builds of torch. A link to its packages, which a
+``.pth`` file is, does not follow the link that an editable install is: this library is not among them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+from benchmarks.recordings import CACHE
+
+REQUIREMENTS = Path(__file__).parent / "requirements"
+
+
+class MissingPeerError(RuntimeError):
+    """A library that was asked for cannot be measured."""
+
+
+def python_for(name: str | None) -> Path:
+    """The interpreter of an environment; that of this process for ``None``."""
+    if name is None:
+        return Path(sys.executable)
+    folder = CACHE / "peers" / name
+    return folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+
+
+def prepare(name: str) -> None:
+    """Make an environment, unless it is there as its requirements and this interpreter want it."""
+    python = python_for(name)
+    folder = python.parent.parent
+    stamp = folder / "made-from"
+    requirements = REQUIREMENTS / f"{name}.txt"
+    packages = sysconfig.get_paths()["purelib"]
+    wanted = hashlib.sha256(f"{packages} {sys.version} {requirements.read_text()}".encode()).hexdigest()
+    if stamp.exists() and stamp.read_text() == wanted and python.exists():
+        return
+    print(f"Making the environment for {requirements.name} in {folder}", file=sys.stderr)
+    venv.create(folder, clear=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
+    done = subprocess.run([*pip, "--requirement", str(requirements)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise MissingPeerError(
+            f"pip could not install {requirements}:\n{done.stderr.strip()}\n"
+            f"Make that possible, or choose other libraries with --subjects."
+        )
+    site_packages = next(folder.glob("[Ll]ib/**/site-packages"))
+    (site_packages / "shared.pth").write_text(f"{packages}\n")
+    stamp.write_text(wanted)

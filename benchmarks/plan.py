@@ -1,0 +1,179 @@
+"""What the suite measures: which data, which subjects on it, how much and how often."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from benchmarks.streams import Stream
+from benchmarks.subjects import LIBRARIES, library_of
+
+PEERS = ("older:zstd-5", "cpprb", "torchrl:tensor", "torchrl:memmap", "torchrl:compressed")
+SMALLEST = "ours:zstd-dict/9 x8"
+SMALLEST_COLOUR = f"{SMALLEST} indexed"
+GAME = "mspacman"
+"""What all sections but ``replay`` are about."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """A recording, and who is measured on it."""
+
+    title: str
+    steps: int
+    """Of each environment."""
+    subjects: tuple[str, ...]
+    n_envs: int = 4
+
+    def stream(self, name: str) -> Stream:
+        return Stream(name, self.steps, self.n_envs, self.steps, self.n_envs)
+
+
+@dataclass(frozen=True)
+class Plan:
+    data: dict[str, Data]
+    """What replay buffers are filled with."""
+    game_steps: int
+    """Of each of four environments of :data:`GAME`, for the other sections."""
+    fill_rounds: int
+    """Turns in which a buffer is filled."""
+    sample_rounds: int
+    saving_rounds: int
+    saving_subjects: tuple[str, ...]
+    rollout_rounds: int
+    rollout_subjects: tuple[str, ...]
+    sizes: tuple[int, ...]
+    """Transitions, from small to large."""
+    env_counts: tuple[int, ...]
+    scaling_subjects: tuple[str, ...]
+    recorded_steps: int
+    """What is played for larger sizes, again and again."""
+    seconds_per_size: float
+    """A size that would take a subject longer is left out."""
+    training_subjects: tuple[str, ...]
+    training_steps: dict[str, int]
+    training_rounds: int
+
+
+FULL = Plan(
+    data={
+        "mspacman": Data(
+            "MsPacman, 84×84 grey, stacks of 4",
+            5_000,
+            (
+                "sb3",
+                "ours:auto",
+                "ours:delta",
+                "ours:zstd-dict/3",
+                SMALLEST,
+                "ours:zstd-5",
+                "ours:igzip1",
+                "ours:lz4-frame/1",
+                "ours:none",
+                "older:igzip0",
+                "older:rle-jit",
+                *PEERS,
+            ),
+        ),
+        "pong": Data("Pong, 84×84 grey, stacks of 4", 5_000, ("sb3", "ours:auto", SMALLEST, *PEERS)),
+        "breakout": Data("Breakout, 84×84 grey, stacks of 4", 5_000, ("sb3", "ours:auto", SMALLEST, *PEERS)),
+        "mspacman_rgb": Data(
+            "MsPacman, 210×160 RGB", 1_250, ("sb3", "ours:auto", "ours:delta", SMALLEST_COLOUR, "ours:zstd-5", *PEERS)
+        ),
+        "doom_labels": Data(
+            "ViZDoom, masks of 120×160", 2_000, ("sb3", "ours:auto", "ours:delta", SMALLEST, *PEERS), n_envs=2
+        ),
+        "doom_rgb": Data(
+            "ViZDoom, RGB of 120×160",
+            2_000,
+            ("sb3", "ours:auto", "ours:zstd-dict/9 x8", SMALLEST_COLOUR, "ours:zstd-5", *PEERS),
+            n_envs=2,
+        ),
+        "acrobot": Data("Acrobot, vectors of 6 float32", 5_000, ("sb3", "ours:auto", "ours:delta", *PEERS)),
+        "noise": Data("Noise, 4×84×84 random bytes", 1_500, ("sb3", "ours:auto", "ours:delta", "ours:zstd-5", *PEERS)),
+    },
+    game_steps=3_000,
+    fill_rounds=24,
+    sample_rounds=12,
+    saving_rounds=3,
+    saving_subjects=("sb3", "ours:auto", SMALLEST, *PEERS),
+    rollout_rounds=12,
+    rollout_subjects=("sb3", "ours:auto", "ours:delta", "ours:none", "older:zstd-5"),
+    sizes=(10_000, 100_000, 1_000_000),
+    env_counts=(1, 4, 16),
+    scaling_subjects=("sb3", "ours:auto", SMALLEST, "older:zstd-5", "cpprb", "torchrl:compressed"),
+    recorded_steps=25_000,
+    seconds_per_size=120.0,
+    training_subjects=("sb3", "ours:auto"),
+    training_steps={"DQN": 1_600, "PPO": 3_072},
+    training_rounds=3,
+)
+
+_ONE_OF_EACH = ("sb3", "ours:auto", "older:zstd-5", "cpprb", "torchrl:tensor")
+QUICK = replace(
+    FULL,
+    data={
+        "mspacman": replace(FULL.data["mspacman"], steps=1_200, subjects=("sb3", "ours:auto", SMALLEST, *PEERS)),
+        "acrobot": replace(FULL.data["acrobot"], steps=1_200, subjects=_ONE_OF_EACH),
+    },
+    game_steps=1_200,
+    fill_rounds=8,
+    sample_rounds=3,
+    saving_rounds=1,
+    saving_subjects=_ONE_OF_EACH,
+    rollout_rounds=3,
+    rollout_subjects=("sb3", "ours:auto", "older:zstd-5"),
+    sizes=(2_000, 10_000),
+    env_counts=(1, 8),
+    scaling_subjects=("sb3", "ours:auto"),
+    recorded_steps=1_200,
+    seconds_per_size=10.0,
+    training_steps={"DQN": 400, "PPO": 1_024},
+    training_rounds=1,
+)
+
+
+def choose(plan: Plan, data: list[str] | None, subjects: list[str] | None) -> Plan:
+    """The plan for less data, or for other subjects.
+
+    A library stands for those of its subjects that the plan has. ``library:method`` is taken as it is, on all data.
+    """
+    if data is not None:
+        unknown = [name for name in data if name not in FULL.data]
+        if unknown:
+            raise ValueError(f"unknown data {', '.join(unknown)}; known are {', '.join(FULL.data)}")
+        plan = replace(plan, data={name: plan.data.get(name, FULL.data[name]) for name in data})
+    if subjects is None:
+        return plan
+    for subject in subjects:
+        library_of(subject)
+
+    def chosen(planned: tuple[str, ...]) -> tuple[str, ...]:
+        found: dict[str, None] = {}
+        for subject in subjects:
+            whole_library = subject in LIBRARIES
+            found |= dict.fromkeys(
+                [name for name in planned if name.partition(":")[0] == subject] if whole_library else [subject]
+            )
+        return tuple(found)
+
+    rollouts = tuple(subject for subject in chosen(plan.rollout_subjects) if library_of(subject).has_rollouts)
+    return replace(
+        plan,
+        data={name: replace(part, subjects=chosen(part.subjects)) for name, part in plan.data.items()},
+        rollout_subjects=rollouts,
+        saving_subjects=chosen(plan.saving_subjects),
+        scaling_subjects=chosen(plan.scaling_subjects),
+        training_subjects=tuple(name for name in plan.training_subjects if name.partition(":")[0] in subjects),
+    )
+
+
+def subjects_of(plan: Plan, section: str) -> tuple[str, ...]:
+    """Who takes part in a section."""
+    return {
+        "replay": tuple(dict.fromkeys(subject for data in plan.data.values() for subject in data.subjects)),
+        "saving": plan.saving_subjects,
+        "rollouts": plan.rollout_subjects,
+        "sizes": plan.scaling_subjects,
+        "environments": plan.scaling_subjects,
+        "training": plan.training_subjects,
+    }[section]

@@ -1,0 +1,65 @@
+"""A recording played for as many steps and environments as a measurement asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, count, islice
+
+import numpy as np
+
+from benchmarks.recordings import Recording, Transition, transitions
+
+
+def play_back(recording: Recording, steps: int, n_envs: int) -> Iterator[Transition]:
+    """Yield ``steps`` steps of ``n_envs`` environments.
+
+    More environments than were recorded play the same games from other places on. After a lap through the recording
+    every environment goes on with what another one recorded. So what an environment meets is met again a whole lap
+    later at the earliest, in another place of the buffer: far beyond the frames that any codec looks back at.
+    """
+    groups = -(-n_envs // recording.n_envs)
+    lanes = [_laps(recording, group * recording.steps // groups) for group in range(groups)]
+    for together in islice(zip(*lanes, strict=True), steps):
+        yield _first(n_envs, together[0] if groups == 1 else _side_by_side(together))
+
+
+def _laps(recording: Recording, start: int) -> Iterator[Transition]:
+    chunk = recording.new_chunk()
+    for lap in count():
+        order = np.roll(np.arange(recording.n_envs), -lap)
+        for step, transition in enumerate(transitions(recording, start, chunk), start):
+            last = step == recording.steps - 1
+            yield _reordered(_cut(transition) if last else transition, order) if lap or last else transition
+        start = 0
+
+
+def _cut(transition: Transition) -> Transition:
+    """What follows is another game: the end of an episode for all environments."""
+    done = np.ones_like(transition.done)
+    return transition._replace(done=done, infos=[{"TimeLimit.truncated": True} for _ in done])
+
+
+def _reordered(transition: Transition, order: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Transition:
+    obs, next_obs, action, reward, done, infos = transition
+    rows = (obs[order], next_obs[order], action[order], reward[order], done[order])
+    return Transition(*rows, [infos[env] for env in order])
+
+
+def _side_by_side(together: tuple[Transition, ...]) -> Transition:
+    # concatenate() keeps the layout of its arguments: channels first, in memory that has them last.
+    obs, next_obs, action, reward, done, infos = zip(*together, strict=True)
+    return Transition(
+        np.concatenate(obs),
+        np.concatenate(next_obs),
+        np.concatenate(action),
+        np.concatenate(reward),
+        np.concatenate(done),
+        list(chain(*infos)),
+    )
+
+
+def _first(n_envs: int, transition: Transition) -> Transition:
+    if len(transition.done) == n_envs:
+        return transition
+    obs, next_obs, action, reward, done, infos = transition
+    return Transition(obs[:n_envs], next_obs[:n_envs], action[:n_envs], reward[:n_envs], done[:n_envs], infos[:n_envs])

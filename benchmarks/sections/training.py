@@ -1,0 +1,69 @@
+"""Whole training runs on MsPacman, with SB3's buffer and with this library's: speed, and whether results are equal."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import Any
+
+from stable_baselines3 import DQN, PPO
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.policies import BasePolicy
+from tqdm import tqdm
+
+from benchmarks.environments import make_env
+from benchmarks.plan import GAME, Plan
+from benchmarks.results import Absent, Table
+from benchmarks.workers import Workers
+
+
+def measure(plan: Plan) -> Table:
+    speeds = {algorithm: f"{algorithm}, steps per second" for algorithm in plan.training_steps}
+    table = Table("training", "Training on MsPacman", list(speeds.values()))
+    for algorithm, count in plan.training_steps.items():
+        found: dict[str, list[float]] = {subject: [] for subject in plan.training_subjects}
+        networks = set()
+        for round_number in tqdm(range(plan.training_rounds), algorithm, leave=False, disable=None):
+            # A training process is used once: what it learns depends on all that came before.
+            order = plan.training_subjects[:: 1 if round_number % 2 == 0 else -1]
+            with Workers(order, algorithm) as workers:
+                for subject, runs in workers.in_turn(1, "train", algorithm=algorithm, steps=count).items():
+                    found[subject].append(runs[0]["speed"])
+                    networks.add(runs[0]["network"])
+                table.failures |= workers.failures
+        for subject, values in found.items():
+            table.put(subject, speeds[algorithm], values or Absent("failed"))
+        same = "bit-identical" if len(networks) == 1 else "**DIFFERENT**"
+        table.notes.append(f"{algorithm}, {count:,} steps: the trained networks of all runs are {same}.")
+    return table
+
+
+def train(algorithm: str, subject: str, steps: int) -> dict[str, Any]:
+    """Train in this process; the first tenth, in which code is compiled and a method chosen, is not counted."""
+    model = make_model(algorithm, compressed=subject != "sb3")
+    model.learn(steps // 10)
+    counted_from = model.num_timesteps
+    began = time.perf_counter()
+    model.learn(steps, reset_num_timesteps=False)
+    speed = (model.num_timesteps - counted_from) / (time.perf_counter() - began)
+    return {"speed": speed, "network": hash_of(model.policy)}
+
+
+def make_model(algorithm: str, compressed: bool) -> BaseAlgorithm:
+    # Imported here: the section itself is also read where another library of the same name is installed.
+    from sb3_extra_buffers.compressed import CompressedReplayBuffer, CompressedRolloutBuffer
+
+    common: dict[str, Any] = {"seed": 0, "device": "cpu"}
+    if algorithm == "DQN":
+        common |= {"replay_buffer_class": CompressedReplayBuffer} if compressed else {}
+        return DQN("CnnPolicy", make_env(GAME, 4, seed=0), buffer_size=20_000, learning_starts=100, **common)
+    common |= {"rollout_buffer_class": CompressedRolloutBuffer} if compressed else {}
+    return PPO("CnnPolicy", make_env(GAME, 8, seed=0), n_steps=128, batch_size=256, n_epochs=4, **common)
+
+
+def hash_of(policy: BasePolicy) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in policy.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.cpu().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,68 @@
+"""What every library's buffer is asked for. An adapter adds nothing to what its library does."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy.typing as npt
+from gymnasium import spaces
+
+from benchmarks.recordings import Transition
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a buffer is made for."""
+
+    capacity: int
+    """Transitions, of all environments together."""
+    n_envs: int
+    stack: int
+    """Frames in an observation."""
+    observation_space: spaces.Box
+    action_space: spaces.Discrete
+
+
+class Subject(ABC):
+    """A replay buffer of one library."""
+
+    distribution: ClassVar[str]
+    """The name that the library is installed by."""
+
+    def __init__(self, method: str, task: Task) -> None:
+        self.method = method
+        self.task = task
+
+    @classmethod
+    def version(cls) -> str:
+        return version(cls.distribution)
+
+    @abstractmethod
+    def add(self, step: Transition) -> None:
+        """Store one transition of every environment."""
+
+    @abstractmethod
+    def sample(self, batch_size: int) -> Any:
+        """Draw transitions, complete and ready for use."""
+
+    @abstractmethod
+    def observations(self, batch: Any) -> tuple[Array, Array]:
+        """The observations and next observations of what :meth:`sample` returned, shaped as the space is."""
+
+    @abstractmethod
+    def save(self, path: Path) -> None:
+        """Write everything to ``path``, a file or a folder that does not exist yet."""
+
+    @abstractmethod
+    def load(self, path: Path) -> None:
+        """Take over what :meth:`save` wrote."""
+
+    def payload_per_frame(self) -> float | None:
+        """Compressed bytes per stored frame, by the library's own account, if it gives one."""
+        return None

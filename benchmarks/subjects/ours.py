@@ -1,0 +1,50 @@
+"""The buffers of this library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from stable_baselines3.common.buffers import ReplayBuffer, RolloutBuffer
+
+from benchmarks.subjects.sb3 import Sb3Like
+from sb3_extra_buffers.compressed import CompressedReplayBuffer, CompressedRolloutBuffer
+
+
+class Ours(Sb3Like):
+    """``zstd-dict/9 x8 indexed`` is ``zstd-dict/9`` with 8 frames per record and indexed colour."""
+
+    distribution = "sb3-extra-buffers"
+
+    def replay_buffer(self) -> ReplayBuffer:
+        return CompressedReplayBuffer(**self.spaces_and_size, **self.compression)
+
+    def rollout_buffer(self, steps: int) -> RolloutBuffer:
+        return CompressedRolloutBuffer(**self.spaces_and_size | {"buffer_size": steps}, **self.compression)
+
+    @property
+    def compression(self) -> dict[str, Any]:
+        method, *words = self.method.split()
+        options: dict[str, Any] = {}
+        for word in words:
+            if word == "indexed":
+                options["indexed_colour"] = True
+            else:
+                options["frames_per_record"] = int(word.removeprefix("x"))
+        return {"compression_method": method, "compression_kwargs": options}
+
+    def save(self, path: Path) -> None:
+        if hasattr(self.buffer, "save"):
+            self.buffer.save(path)
+        else:
+            super().save(path)
+
+    def load(self, path: Path) -> None:
+        if hasattr(self.buffer, "load"):
+            self.buffer = type(self.buffer).load(path)
+        else:
+            super().load(path)
+
+    def payload_per_frame(self) -> float:
+        assert isinstance(self.buffer, CompressedReplayBuffer)
+        return self.buffer.memory_usage().payload / int(self.buffer._stores[""].frames.encoded.sum())

@@ -1,0 +1,181 @@
+"""A process that measures one subject: one request per line of its input, one answer per line of its output, in JSON.
+
+It may belong to another environment than the suite, so it imports nothing of this library: adapters do, where they are
+about it. Started by :mod:`benchmarks.workers`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import sys
+import tempfile
+import time
+import traceback
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from benchmarks.recordings import Transition
+from benchmarks.streams import Stream
+from benchmarks.subjects import Subject, library_of, make_subject
+from benchmarks.subjects.base import Array
+
+WARM_UP_STEPS = 600
+"""After so many, ``auto`` has chosen, and whatever is compiled or loaded on demand has been."""
+SETTLE_STEPS = 50
+
+
+@dataclass
+class Measurements:
+    """What can be asked for. Times are in microseconds unless they say otherwise."""
+
+    subject: str
+    stream: Stream = field(init=False)
+    buffer: Subject = field(init=False)
+    playing: Iterator[Transition] = field(init=False)
+    memory_before: int = field(init=False)
+    stored: set[int] = field(default_factory=set)
+    one_rollout: Callable[[], None] = field(init=False)
+
+    def load_library(self) -> str:
+        """Import the library, and say which version it is."""
+        return library_of(self.subject).load().version()
+
+    def make(self, stream: dict[str, Any]) -> None:
+        """Make a buffer for all of a stream, after a smaller one has been used and dropped."""
+        self.stream = Stream(**stream)
+        self._warm_up()
+        self.playing = self.stream.play(1 + SETTLE_STEPS + 2 * self.stream.steps)
+        next(self.playing)
+        _give_back_memory()
+        for _ in islice(self.playing, SETTLE_STEPS):  # what playing itself needs is there again
+            pass
+        self.memory_before = _resident()
+        self.buffer = make_subject(self.subject, self.stream.task(self.stream.steps))
+        np.random.seed(0)  # the same draws for all that draw as SB3 does
+
+    def _warm_up(self) -> None:
+        steps = min(WARM_UP_STEPS, self.stream.steps)
+        buffer = make_subject(self.subject, self.stream.task(steps))
+        for step in self.stream.play(steps + steps // 4):
+            buffer.add(step)
+        buffer.sample(32)
+
+    def fill(self, steps: int, remember: bool = False) -> float:
+        """Add steps, and return the mean time of one: costs that come in bursts show in no other figure."""
+        spent = 0.0
+        for step in islice(self.playing, steps):
+            began = time.perf_counter()
+            self.buffer.add(step)
+            spent += time.perf_counter() - began
+            if remember:
+                self.stored.update(_fingerprints(step.obs, step.next_obs))
+        return 1e6 * spent / steps
+
+    def growth(self) -> int:
+        """By how many bytes the resident memory has grown since the buffer was made."""
+        gc.collect()
+        return _resident() - self.memory_before
+
+    def payload_per_frame(self) -> float | None:
+        return self.buffer.payload_per_frame()
+
+    def sample(self, batch_size: int, times: int) -> list[float]:
+        spent = []
+        for _ in range(times):
+            began = time.perf_counter()
+            self.buffer.sample(batch_size)
+            spent.append(1e6 * (time.perf_counter() - began))
+        return spent
+
+    def wrong_rows(self, batch_size: int) -> float:
+        """The share of a sample that is none of the transitions remembered."""
+        found = _fingerprints(*self.buffer.observations(self.buffer.sample(batch_size)))
+        return sum(row not in self.stored for row in found) / batch_size
+
+    def save_and_load(self) -> dict[str, float]:
+        """Milliseconds, and the size in bytes."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "saved"
+            began = time.perf_counter()
+            self.buffer.save(path)
+            saved = time.perf_counter()
+            files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+            size = sum(file.stat().st_size for file in files)
+            before_load = time.perf_counter()
+            self.buffer.load(path)
+            loaded = time.perf_counter()
+            self.buffer.sample(32)
+        return {"save": 1e3 * (saved - began), "load": 1e3 * (loaded - before_load), "size": size}
+
+    def make_rollouts(self, stream: dict[str, Any], epochs: int, batch_size: int) -> None:
+        """Make a rollout buffer, and use it until ``auto`` has chosen."""
+        from benchmarks.subjects.sb3 import Sb3Like
+
+        self.stream = Stream(**stream)
+        subject = make_subject(self.subject, self.stream.task(1))
+        assert isinstance(subject, Sb3Like)
+        buffer = subject.rollout_buffer(self.stream.steps)
+        steps = list(self.stream.play(self.stream.steps))
+        self.one_rollout = partial(subject.rollout, buffer, steps, epochs, batch_size)
+        self.rollouts(-(-WARM_UP_STEPS // self.stream.steps))
+
+    def rollouts(self, times: int) -> list[float]:
+        """Milliseconds of filling the rollout buffer and reading it."""
+        spent = []
+        for _ in range(times):
+            began = time.perf_counter()
+            self.one_rollout()
+            spent.append(1e3 * (time.perf_counter() - began))
+        return spent
+
+    def train(self, algorithm: str, steps: int) -> dict[str, Any]:
+        from benchmarks.sections.training import train
+
+        return train(algorithm, self.subject, steps)
+
+
+def _fingerprints(obs: Array, next_obs: Array) -> list[int]:
+    """A checksum of each row, of a part of its pixels."""
+    parts = [array[..., ::5, ::3] if array.ndim == 4 else array for array in (obs, next_obs)]
+    return [zlib.crc32(next_row.tobytes(), zlib.crc32(row.tobytes())) for row, next_row in zip(*parts, strict=True)]
+
+
+def _resident() -> int:
+    return int(psutil.Process().memory_info().rss)
+
+
+def _give_back_memory() -> None:
+    """What was freed goes back to the system, so that using it again counts as growth."""
+    gc.collect()
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
+
+
+def main(subject: str) -> None:
+    # What libraries print goes with the errors: the output is for answers alone.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    measurements = Measurements(subject)
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = {"result": getattr(measurements, request["do"])(**request["with"])}
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

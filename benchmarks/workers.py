@@ -1,0 +1,143 @@
+"""The suite's end of the line to :mod:`benchmarks.worker`: starts one process per subject and lets them take turns."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tqdm import tqdm
+
+from benchmarks.peers import python_for
+from benchmarks.recordings import CACHE
+from benchmarks.subjects import library_of
+
+ROOT = Path(__file__).parent.parent
+LIMIT_SECONDS = 900.0
+"""The longest that one request may take."""
+
+
+class WorkerError(RuntimeError):
+    """A subject failed; the message names it and says what it was doing."""
+
+
+class Worker:
+    """One subject in a fresh process."""
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        self.doing = "starting"
+        peers = library_of(subject).peers
+        # On a disk, and removed from here: the system's folder may be memory, and a worker just ends.
+        self.scratch = tempfile.TemporaryDirectory(dir=CACHE)
+        environment = {
+            **os.environ,
+            "OMP_WAIT_POLICY": "passive",  # threads of a subject that waits for its turn must not keep a core busy
+            "PYTHONWARNINGS": "ignore",
+            "TMPDIR": self.scratch.name,
+        }
+        if peers is not None:
+            environment.pop("PYTHONPATH", None)  # it may lead to this library
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # close() does
+        self.process = subprocess.Popen(
+            [str(python_for(peers)), "-m", "benchmarks.worker", subject],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+        )
+
+    def send(self, do: str, **arguments: Any) -> None:
+        assert self.process.stdin is not None
+        self.doing = do
+        try:
+            self.process.stdin.write(json.dumps({"do": do, "with": arguments}) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # receive() says why it ended
+
+    def receive(self) -> Any:
+        assert self.process.stdout is not None
+        watchdog = threading.Timer(LIMIT_SECONDS, self.process.kill)
+        watchdog.start()
+        try:
+            line = self.process.stdout.readline()
+        finally:
+            watchdog.cancel()
+        if not line:
+            status = self.process.wait()
+            raise WorkerError(f"{self.subject}: the process ended ({status}) while {self.doing}\n{self._last_words()}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise WorkerError(f"{self.subject}: {self.doing} failed: {answer['error']}")
+        return answer["result"]
+
+    def ask(self, do: str, **arguments: Any) -> Any:
+        self.send(do, **arguments)
+        return self.receive()
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.kill()  # nothing in it is worth waiting for
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.errors.close()
+        self.scratch.cleanup()
+
+    def _last_words(self) -> str:
+        self.errors.seek(0)
+        return "".join(self.errors.readlines()[-5:]).rstrip()
+
+
+class Workers:
+    """Subjects that are measured together. One that fails drops out; :attr:`failures` says why."""
+
+    def __init__(self, subjects: Sequence[str], title: str) -> None:
+        self.title = title
+        self.failures: dict[str, str] = {}
+        self.workers = [Worker(subject) for subject in subjects]
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for worker in self.workers:
+            worker.close()
+
+    def at_once(self, do: str, **arguments: Any) -> dict[str, Any]:
+        """Ask all of them and wait: for what is not timed."""
+        for worker in self.workers:
+            worker.send(do, **arguments)
+        return self._collect(self.workers)
+
+    def in_turn(self, rounds: int, do: str, **arguments: Any) -> dict[str, list[Any]]:
+        """Ask one after the other, ``rounds`` times, each time beginning with another one."""
+        found: dict[str, list[Any]] = {worker.subject: [] for worker in self.workers}
+        for round_number in tqdm(range(rounds), f"{self.title}: {do}", leave=False, disable=None):
+            first = round_number % max(len(self.workers), 1)
+            for worker in self.workers[first:] + self.workers[:first]:
+                worker.send(do, **arguments)
+                for subject, result in self._collect([worker]).items():
+                    found[subject].append(result)
+        return {subject: results for subject, results in found.items() if subject not in self.failures}
+
+    def _collect(self, workers: list[Worker]) -> dict[str, Any]:
+        found = {}
+        for worker in list(workers):
+            try:
+                found[worker.subject] = worker.receive()
+            except WorkerError as error:
+                self.failures[worker.subject] = str(error)
+                self.workers.remove(worker)
+                worker.close()
+        return found
