@@ -27,6 +27,7 @@ import numpy.typing as npt
 from sb3_extra_buffers.errors import CorruptDataError
 
 if TYPE_CHECKING:
+    from sb3_extra_buffers.persistence.state import SavedState, State
     from sb3_extra_buffers.storage.frame_store import FrameStore
 
 Bytes = npt.NDArray[np.uint8]
@@ -120,6 +121,17 @@ class Codec(ABC):
 
     def release(self, references: Indices) -> None:  # noqa: B027  # most codecs have no references
         """Forget one use of each reference; called when records leave the store."""
+
+    def has_references(self, references: Indices) -> bool:
+        """Whether there are references of all these numbers."""
+        return not references.any()
+
+    def state(self) -> State:
+        """What was learnt from frames, for :mod:`sb3_extra_buffers.persistence`."""
+        return {}
+
+    def restore(self, state: SavedState) -> None:  # noqa: B027  # most codecs learn nothing
+        """Take over what :meth:`state` gave, in a codec that was made with the same arguments."""
 
 
 class RecordCodec(Codec):

@@ -31,6 +31,7 @@ from sb3_extra_buffers.compiled import load_kernels
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
 
 if TYPE_CHECKING:
+    from sb3_extra_buffers.persistence.state import SavedState, State
     from sb3_extra_buffers.storage.frame_store import FrameStore
 
 Words = npt.NDArray[np.uint32]
@@ -92,6 +93,28 @@ class DeltaCodec(Codec):
 
     def release(self, references: Indices) -> None:
         self._uses.drop(references)
+
+    def has_references(self, references: Indices) -> bool:
+        return not len(references) or bool(references.min() >= 0 and references.max() < len(self._uses))
+
+    def state(self) -> State:
+        return {
+            **self._uses.state(),
+            "frames": self._frames,
+            "current": self._current,
+            "previous": self._previous,
+            "regret": self._regret,
+        }
+
+    def restore(self, state: SavedState) -> None:
+        self._uses.restore(state)
+        self._frames = state.array("frames", np.uint32, (None, self._n_words))
+        self._current = state.array("current", np.int64, (None,))
+        n_lanes = len(self._current)
+        self._previous = state.array("previous", np.uint32, (n_lanes, self._n_words))
+        self._regret = state.array("regret", np.int64, (n_lanes,))
+        if len(self._frames) < len(self._uses) or not self.has_references(self._current):
+            raise state.error("current", "refers to frames that are not there")
 
     def _as_words(self, records: Bytes) -> Words:
         frames = records.reshape(len(records), self.frames_per_record, self.frame.nbytes)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Encoded, FrameSpe
 from sb3_extra_buffers.codecs.references import UseCounts
 from sb3_extra_buffers.codecs.zstd import ZstdCodec
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
+
+if TYPE_CHECKING:
+    from sb3_extra_buffers.persistence.state import SavedState, State
 
 _DICTIONARY_FRAMES = 16
 _DICTIONARY_BYTES = 1 << 20
@@ -97,6 +100,46 @@ class ZstdDictCodec(ZstdCodec):
 
     def release(self, references: Indices) -> None:
         self._forget(self._uses.drop(references))
+
+    def has_references(self, references: Indices) -> bool:
+        return {NO_REFERENCE, *self._dictionaries}.issuperset(np.unique(references).tolist())
+
+    def state(self) -> State:
+        return {
+            **self._uses.state(),
+            "dictionaries": {str(number): _as_array(content) for number, content in self._dictionaries.items()},
+            "current": self._current,
+            "recent": _as_array(b"".join(self._recent)),
+            "spread": self._spread,
+            "planned": self._planned,
+            "frames_seen": self._frames_seen,
+            "records": self._records,
+            "bytes": self._bytes,
+            "excess": self._excess,
+        }
+
+    def restore(self, state: SavedState) -> None:
+        self._uses.restore(state)
+        dictionaries = state.part("dictionaries")
+        self._dictionaries = {
+            number: content
+            for number in range(1, len(self._uses))
+            if dictionaries.has(str(number))
+            and (content := dictionaries.array(str(number), np.uint8, (None,)).tobytes())
+        }
+        self._current = state.integer("current", 0, len(self._uses) - 1)
+        if not self.has_references(np.array([self._current])):
+            raise state.error("current", f"refers to dictionary {self._current}, which is not there")
+        recent = state.array("recent", np.uint8, (None,))
+        if len(recent) % self.frame.nbytes:
+            raise state.error("recent", "must be whole frames")
+        self._recent = [frame.tobytes() for frame in recent.reshape(-1, self.frame.nbytes)]
+        self._spread = state.integer("spread", 1)
+        self._planned = state.integer("planned")
+        self._frames_seen = state.integer("frames_seen")
+        self._records = state.integer("records")
+        self._bytes = state.integer("bytes")
+        self._excess = state.number("excess")
 
     def _look_at(self, records: Bytes) -> None:
         """Collect what the next dictionary is made from, and make it when there is none, or only a makeshift one."""
@@ -214,3 +257,7 @@ class ZstdDictCodec(ZstdCodec):
                 del kept[gone]
             kept[reference] = (dictionary, self._library.ZstdDecompressor(dict_data=dictionary))
         return kept[reference][1]
+
+
+def _as_array(content: bytes) -> Bytes:
+    return np.frombuffer(content, dtype=np.uint8)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,13 +13,20 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import BaseBuffer, DictReplayBuffer, DictRolloutBuffer
 from stable_baselines3.common.preprocessing import get_obs_shape, is_image_space
+from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_extra_buffers.errors import ConfigurationError
+from sb3_extra_buffers.persistence import files
 from sb3_extra_buffers.storage.config import FrameStack, StorageConfig
 from sb3_extra_buffers.storage.observation_array import FlatObservations, ObservationArray
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 from sb3_extra_buffers.storage.outputs import OutputPool
 from sb3_extra_buffers.storage.usage import MemoryUsage
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from sb3_extra_buffers.persistence.state import SavedState, State
 
 Observations = ObservationArray | FlatObservations
 SINGLE = ""
@@ -42,6 +50,8 @@ class BaseCompressedBuffer(BaseBuffer):
     """
 
     _n_columns = 1
+    _saved_fields: ClassVar[tuple[str, ...]] = ()
+    """The arrays that SB3's class keeps beside observations."""
 
     def __init__(
         self,
@@ -105,6 +115,72 @@ class BaseCompressedBuffer(BaseBuffer):
             fields=round(filled * fields),
             raw_equivalent=round(filled * fields) + transitions * raw,
         )
+
+    def save(self, path: str | Path, progress: bool | None = None) -> None:
+        """Write all there is to a file without pickle in it, for :meth:`load`.
+
+        Saving to the same file again writes what has changed. At any moment, also if the process is killed, the file is
+        a whole one. See ``docs/saving.md`` for the format.
+
+        :param progress: Show a progress bar. By default for large buffers, where a person is watching.
+        """
+        files.save(self, Path(path), progress)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        device: th.device | str = "auto",
+        mmap: bool = False,
+        env: VecEnv | None = None,
+        progress: bool | None = None,
+    ) -> Self:
+        """A buffer as :meth:`save` wrote it. The file may come from a stranger: nothing in it is run.
+
+        :param device: Where batches go.
+        :param mmap: Read what is large when it is needed, from the file, whose checksums are then not compared. Changes
+            stay in memory. The file may be saved to or replaced meanwhile, but not changed in any other way.
+        :param env: Its spaces must be those of the buffer. ``CompressedHerReplayBuffer`` computes rewards with it.
+        """
+        return files.load(cls, Path(path), device, mmap, env, progress)
+
+    def _arguments(self) -> dict[str, Any]:
+        """What the constructor is to be called with to make a buffer like this one, ``device`` aside."""
+        recipe, elem_type = self._config.recipe, self._config.elem_type
+        return {
+            "buffer_size": self.buffer_size,
+            "observation_space": self.observation_space,
+            "action_space": self.action_space,
+            "n_envs": self.n_envs,
+            "compression_method": "auto" if recipe is None else str(recipe.method),
+            "compression_kwargs": {} if recipe is None else dict(recipe.options),
+            "dtypes": None if elem_type is None else {"elem_type": elem_type},
+            "normalize_images": self.normalize_images,
+            "output_dtype": self.output_dtype,
+            "frame_stack": self._config.frame_stack,
+        }
+
+    def _state(self) -> State:
+        return {
+            "pos": self.pos,
+            "full": self.full,
+            "fields": {name: getattr(self, name) for name in self._saved_fields},
+            "stores": {key: store.state() for key, store in self._stores.items()},
+        }
+
+    def _restore(self, state: SavedState) -> None:
+        """Take over what :meth:`_state` gave, in a buffer that was made with the same arguments."""
+        self.pos = state.integer("pos", 0, self.buffer_size)
+        self.full = state.boolean("full")
+        fields, stores = state.part("fields"), state.part("stores")
+        for name in self._saved_fields:
+            self._restore_field(name, fields)
+        for key, store in self._stores.items():
+            store.restore(stores.part(key))
+
+    def _restore_field(self, name: str, fields: SavedState) -> None:
+        fresh = getattr(self, name)
+        setattr(self, name, fields.array(name, fresh.dtype, fresh.shape))
 
     def _create_stores(self) -> None:
         parts = {SINGLE: self.observation_space}

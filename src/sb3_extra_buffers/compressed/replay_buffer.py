@@ -66,6 +66,17 @@ class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
         self.observations = self._column(0)
         self.next_observations = self._column(0, shift=1) if optimize_memory_usage else self._column(1)
 
+    _saved_fields = ("actions", "rewards", "dones", "timeouts")
+
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            **super()._arguments(),
+            "buffer_size": self.buffer_size * self.n_envs,
+            "optimize_memory_usage": self.optimize_memory_usage,
+            "handle_timeout_termination": self.handle_timeout_termination,
+            "prefetch": self._prefetcher is not None,
+        }
+
     def add(
         self,
         obs: npt.NDArray[Any] | dict[str, npt.NDArray[Any]],

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,9 @@ from sb3_extra_buffers.storage.matching import NewestObservations
 from sb3_extra_buffers.storage.memory import zeros
 from sb3_extra_buffers.storage.stacking import StackLayout
 from sb3_extra_buffers.threads import run_in_slices
+
+if TYPE_CHECKING:
+    from sb3_extra_buffers.persistence.state import SavedState, State
 
 _CACHE_BYTES = 2 << 20
 """Roughly what decoded records may take before they push each other out of a core's cache."""
@@ -166,6 +169,66 @@ class FrameStore:
             lengths = self.lengths[lane, np.arange(first, end) % capacity]
             means[lane] = lengths.mean() / group if len(lengths) else 0.0
         return means
+
+    def state(self) -> State:
+        """For :mod:`sb3_extra_buffers.persistence`."""
+        references = {"references": self.references} if self._has_references else {}
+        return {
+            "ring": self.ring,
+            "heads": self.heads,
+            "encoded": self.encoded,
+            "bytes_encoded": self._bytes_encoded,
+            "frames_encoded": self._frames_encoded,
+            "first_records": self.first_records,
+            "starts": self.starts,
+            "lengths": self.lengths,
+            **references,
+            "newest": self.newest.state(),
+            "arena": self.arena.state(),
+            "codec": self.codec.state(),
+        }
+
+    def restore(self, state: SavedState) -> None:
+        """Take over what :meth:`state` gave, in a store that was made with the same arguments."""
+        n_lanes = self.n_lanes
+        self.ring = state.array("ring", np.uint8, self.ring.shape)
+        self.heads = state.array("heads", np.int64, (n_lanes,))
+        self.encoded = state.array("encoded", np.int64, (n_lanes,))
+        self._bytes_encoded = state.integer("bytes_encoded")
+        self._frames_encoded = state.integer("frames_encoded")
+        self.first_records = state.array("first_records", np.int64, (n_lanes,))
+        self.starts = state.array("starts", np.int64, (n_lanes, None))
+        self.lengths = state.array("lengths", np.uint32, self.starts.shape)
+        self._has_references = state.has("references")
+        if self._has_references:
+            self.references = state.array("references", np.uint32, self.starts.shape)
+        else:
+            self.references = zeros(self.starts.shape, np.dtype(np.uint32))
+        self.newest.restore(state.part("newest"), self.codec.frame.nbytes)
+        self.arena.restore(state.part("arena"))
+        self.codec.restore(state.part("codec"))
+        self._check_index(state)
+
+    def _check_index(self, state: SavedState) -> None:
+        """Compiled code trusts the index, so nothing in it may lead astray."""
+        group, capacity = self.codec.frames_per_record, self.starts.shape[1]
+        waiting, ends = self.heads - self.encoded, self.encoded // group
+        if (
+            capacity == 0
+            or (self.encoded < 0).any()
+            or (self.encoded % group).any()
+            or (self.heads > np.iinfo(np.uint32).max).any()
+            or not ((waiting >= 0) & (waiting <= self.ring.shape[1])).all()
+            or not ((self.first_records >= 0) & (self.first_records <= ends)).all()
+            or (ends - self.first_records > capacity).any()
+        ):
+            raise state.error("encoded", "does not agree with the other numbers of frames")
+        for lane, (first, end) in enumerate(zip(self.first_records.tolist(), ends.tolist(), strict=True)):
+            records = np.arange(first, end) % capacity
+            starts, lengths = self.starts[lane, records], self.lengths[lane, records].astype(np.int64)
+            inside = (starts >= 0) & (starts <= self.arena.limit - lengths) & (lengths <= self.codec.max_encoded_size)
+            if not inside.all() or not self.codec.has_references(self.references[lane, records].astype(np.int64)):
+                raise state.error("starts", f"of lane {lane} leads to records that are not there")
 
     def _encode_waiting(self, oldest: Callable[[], Indices]) -> None:
         group = self.codec.frames_per_record

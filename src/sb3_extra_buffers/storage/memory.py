@@ -5,40 +5,90 @@ from __future__ import annotations
 import math
 import mmap
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+_PIECE = 1 << 15
+"""Of a pickle, which keeps a thousand of them at a time."""
 
 
 class AnonymousMemory:
     """Bytes from the operating system. Pages that were never written take no physical memory."""
 
     def __init__(self, size: int) -> None:
-        self._map = _map_private(size)
+        self._map: mmap.mmap | None = _map_private(size)
         self.data: npt.NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
+
+    @classmethod
+    def around(cls, data: npt.NDArray[np.uint8]) -> AnonymousMemory:
+        """Bytes from elsewhere, such as a mapped file, until they have to grow."""
+        memory = cls.__new__(cls)
+        memory._map = None
+        memory.data = data
+        return memory
 
     def resize(self, size: int) -> None:
         """Make room for ``size`` bytes, keeping the contents."""
-        old = self.data
-        self.data = np.empty(0, dtype=np.uint8)
-        if sys.platform == "linux":
+        if sys.platform == "linux" and self._map is not None:
             # The kernel moves page tables, not bytes. It refuses while somebody else looks at the memory
             # (a second thread that samples), and then the bytes are copied like everywhere else.
-            del old
+            self.data = np.empty(0, dtype=np.uint8)
             try:
                 self._map.resize(size)
+                return
             except BufferError:
-                self._copy_into(size)
-        else:
-            self._copy_into(size)
+                pass
+            finally:
+                self.data = np.frombuffer(self._map, dtype=np.uint8)
+        old, self._map = self.data, _map_private(size)
         self.data = np.frombuffer(self._map, dtype=np.uint8)
+        kept = min(size, len(old))
+        self.data[:kept] = old[:kept]
 
-    def _copy_into(self, size: int) -> None:
-        larger = _map_private(size)
-        kept = min(size, len(self._map))
-        larger[:kept] = self._map[:kept]
-        self._map = larger
+
+class PartOfBytes:
+    """Bytes of which only some ranges mean anything, to be saved or pickled.
+
+    A pickle of a large array would take twice its memory, when it is written and again when it is read. This is pickled
+    in small pieces: as integers, which are the only long values that pickle does not hold on to until it is done.
+    """
+
+    def __init__(self, data: npt.NDArray[np.uint8], ranges: list[tuple[int, int]]) -> None:
+        self.data = data
+        self.ranges = [(start, end) for start, end in ranges if end > start]
+
+    def touches(self, start: int, end: int) -> bool:
+        """Whether anything between two places means something."""
+        return any(first < end and start < last for first, last in self.ranges)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        numbers = (int.from_bytes(self.data[start:end].data, "little") for start, end in _pieces(self.ranges))
+        return Unpickled, (len(self.data), self.ranges), None, numbers
+
+
+class Unpickled:
+    """Takes the pieces of a :class:`PartOfBytes` and puts them into memory of their own."""
+
+    def __init__(self, size: int, ranges: list[tuple[int, int]]) -> None:
+        self.memory = AnonymousMemory(size)
+        self._pieces = _pieces(ranges)
+
+    def append(self, number: int) -> None:
+        start, end = next(self._pieces)
+        self.memory.data[start:end] = np.frombuffer(number.to_bytes(end - start, "little"), dtype=np.uint8)
+
+    def extend(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self.append(number)
+
+
+def _pieces(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    for start, end in ranges:
+        for at in range(start, end, _PIECE):
+            yield at, min(at + _PIECE, end)
 
 
 def _map_private(size: int) -> mmap.mmap:

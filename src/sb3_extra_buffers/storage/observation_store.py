@@ -6,7 +6,7 @@ import logging
 import math
 import warnings
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +15,16 @@ import torch as th
 from sb3_extra_buffers.codecs.base import Codec, FrameSpec, Indices
 from sb3_extra_buffers.codecs.registry import parse_method
 from sb3_extra_buffers.errors import ObservationError
+from sb3_extra_buffers.persistence.plain import decode, encode
 from sb3_extra_buffers.storage.choice import choose_codec
 from sb3_extra_buffers.storage.config import CodecRecipe, StorageConfig, saturate
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.memory import zeros
 from sb3_extra_buffers.storage.outputs import OutputPool
-from sb3_extra_buffers.storage.stacking import RGB, StackLayout, declared_layout, detect_layout
+from sb3_extra_buffers.storage.stacking import MAX_STACK, RGB, StackLayout, declared_layout, detect_layout
+
+if TYPE_CHECKING:
+    from sb3_extra_buffers.persistence.state import SavedState, State
 
 logger = logging.getLogger("sb3_extra_buffers")
 
@@ -157,6 +161,46 @@ class ObservationStore:
             recipe = recipe.without("indexed_colour")
         self._rebuild(layout, recipe)
         logger.info("%s, frame stack %d, for observations of shape %s", self.codec.label, layout.stack, self.shape)
+
+    def state(self) -> State:
+        """For :mod:`sb3_extra_buffers.persistence`."""
+        return {
+            "layout": {"stack": self.layout.stack, "axis": self.layout.axis},
+            "method": str(self._recipe.method),
+            "options": encode(self._recipe.options, "compression_kwargs"),
+            "steps": self._steps,
+            "decide_at": self._decide_at,
+            "usual_frame_bytes": self._usual_frame_bytes,
+            "compact_at": self._compact_at,
+            "ends": {str(column): ends for column, ends in enumerate(self.ends)},
+            "frames": self.frames.state(),
+        }
+
+    def restore(self, state: SavedState) -> None:
+        """Take over what :meth:`state` gave, in a store that was made with the same arguments."""
+        self._steps = state.integer("steps")
+        self._decide_at = None if state.value("decide_at") is None else state.integer("decide_at")
+        self._usual_frame_bytes = (
+            None if state.value("usual_frame_bytes") is None else state.number("usual_frame_bytes")
+        )
+        self._compact_at = state.integer("compact_at", _WORTH_COMPACTING)
+        recipe = CodecRecipe(parse_method(state.value("method")), decode(state.value("options")))
+        self._use(self._restored_layout(state.part("layout")), recipe)
+        self.frames.restore(state.part("frames"))
+        ends = state.part("ends")
+        self.ends = [ends.array(str(column), np.uint32, old.shape) for column, old in enumerate(self.ends)]
+        oldest = self.frames.first_records * self.codec.frames_per_record + self.layout.stack
+        for column in self.ends:
+            for i in range(0, self.n_slots, _PIECE):
+                piece = column[i : i + _PIECE]
+                if not ((piece == 0) | ((piece >= oldest) & (piece <= self.frames.heads))).all():
+                    raise state.error("ends", "leads to frames that are not there")
+
+    def _restored_layout(self, state: SavedState) -> StackLayout:
+        stack, axis = state.integer("stack", 1, MAX_STACK), state.value("axis")
+        if axis not in ("first", "last") or (stack > 1 and self.shape[0 if axis == "first" else -1] % stack):
+            raise state.error("stack", f"is {stack} along the {axis!r} axis of observations of shape {self.shape}")
+        return StackLayout(self.shape, self.stored_dtype, stack, axis)
 
     # How observations get in and out
 
