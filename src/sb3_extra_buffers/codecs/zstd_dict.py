@@ -122,10 +122,9 @@ class ZstdDictCodec(ZstdCodec):
         self._uses.restore(state)
         dictionaries = state.part("dictionaries")
         self._dictionaries = {
-            number: content
+            number: dictionaries.array(str(number), np.uint8, (None,)).tobytes()
             for number in range(1, len(self._uses))
             if dictionaries.has(str(number))
-            and (content := dictionaries.array(str(number), np.uint8, (None,)).tobytes())
         }
         self._current = state.integer("current", 0, len(self._uses) - 1)
         if not self.has_references(np.array([self._current])):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -66,7 +66,7 @@ class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
         self.observations = self._column(0)
         self.next_observations = self._column(0, shift=1) if optimize_memory_usage else self._column(1)
 
-    _saved_fields = ("actions", "rewards", "dones", "timeouts")
+    _saved_fields: ClassVar[tuple[str, ...]] = ("actions", "rewards", "dones", "timeouts")
 
     def _arguments(self) -> dict[str, Any]:
         return {

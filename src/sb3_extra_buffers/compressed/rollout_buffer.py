@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 
@@ -20,7 +20,15 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
     Further arguments: see :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`.
     """
 
-    _saved_fields = ("actions", "rewards", "returns", "episode_starts", "values", "log_probs", "advantages")
+    _saved_fields: ClassVar[tuple[str, ...]] = (
+        "actions",
+        "rewards",
+        "returns",
+        "episode_starts",
+        "values",
+        "log_probs",
+        "advantages",
+    )
 
     def reset(self) -> None:
         # SB3 allocates a rollout's observations here, every time. It is shown a shape without elements.
@@ -60,15 +68,15 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
 
     def _restore(self, state: SavedState) -> None:
         super()._restore(state)
+        self.observations = self._column(0)
         self.generator_ready = state.boolean("generator_ready")
         if self.generator_ready:
             # As SB3 leaves it when batches have been taken from it.
-            observations: Any = self.observations
-            self.observations = (
-                {key: self.swap_and_flatten(array) for key, array in observations.items()}
-                if isinstance(observations, dict)
-                else self.swap_and_flatten(observations)
-            )
+            arrays: Any = self.observations
+            if isinstance(arrays, dict):
+                arrays.update({key: self.swap_and_flatten(array) for key, array in arrays.items()})
+            else:
+                self.observations = self.swap_and_flatten(arrays)
 
     def _restore_field(self, name: str, fields: SavedState) -> None:
         # Flattened, once batches have been taken from it.

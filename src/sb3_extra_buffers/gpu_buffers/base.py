@@ -123,6 +123,14 @@ class BaseGpuBuffer(BaseCompressedBuffer):
             raw_equivalent=fields + transitions * raw,
         )
 
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            **super()._arguments(),
+            "buffer_device": None if self._requested_device is None else str(self._requested_device),
+            "heap_bytes": self._heap_bytes,
+            "max_slot_bytes": self._max_slot_bytes,
+        }
+
     @property
     def _device_stores(self) -> dict[str, DeviceStore]:
         return self._stores  # type: ignore[return-value]  # this class creates no others

@@ -119,7 +119,7 @@ class Container:
         """An array, its checksums compared; in memory of zeros ``into``, if that is given."""
         stored = self._stored(name)
         array = zeros(stored.shape, stored.dtype) if into is None else into[: stored.nbytes]
-        target = memoryview(array.reshape(-1).view(np.uint8))
+        target = array.reshape(-1).view(np.uint8).data
         for block, start, length in stored.parts():
             if block is not None:
                 self._read_block(name, block, target[start : start + length])
@@ -263,7 +263,7 @@ def _write_state(
 def _cut(value: Value) -> Iterator[memoryview | None]:
     """The blocks of an array; ``None`` for one that nobody will look at."""
     array = value.data if isinstance(value, PartOfBytes) else value
-    data = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     for start in range(0, len(data), BLOCK_BYTES):
         wanted = not isinstance(value, PartOfBytes) or value.touches(start, start + BLOCK_BYTES)
         yield data[start : start + BLOCK_BYTES] if wanted else None
@@ -332,7 +332,7 @@ def _read_manifest(path: Path, file: BinaryIO) -> tuple[int, int, dict[str, Any]
 
 
 def _parse_arrays(path: Path, entries: dict[str, Any], end: int) -> dict[str, StoredArray]:
-    arrays = {name: _parse(path, lambda entry=entry: _parse_array(entry, end)) for name, entry in entries.items()}
+    arrays = _parse(path, lambda: {name: _parse_array(entry, end) for name, entry in entries.items()})
     claimed = sum(array.nbytes for array in arrays.values())
     if claimed > _MOST_ZEROS + _MOST_REPETITIONS * end:
         raise CorruptDataError(f"{path} claims to hold {claimed:,} bytes, but has only {end:,}.")

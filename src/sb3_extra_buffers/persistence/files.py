@@ -121,7 +121,7 @@ def _class_to_load(wanted: type[Buffer], file: Container) -> type[Buffer]:
 
 def _check_spaces(path: Path, env: VecEnv, arguments: dict[str, Any]) -> None:
     try:
-        check_for_correct_spaces(env, arguments["observation_space"], arguments["action_space"])  # type: ignore[arg-type]
+        check_for_correct_spaces(env, arguments["observation_space"], arguments["action_space"])
     except ValueError as error:
         raise ConfigurationError(f"{path} was saved for another environment. {error}") from error
 

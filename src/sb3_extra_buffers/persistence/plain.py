@@ -41,12 +41,12 @@ def encode(value: Any, where: str) -> Any:
         return {"$tuple": [encode(item, where) for item in value]}
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, spaces.Space):  # of which Dict is a Mapping as well
+        return {"$space": _encode_space(value, where)}
     if isinstance(value, Mapping):
         return _encode_mapping(value, where)
     if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
         return {"$dtype": np.dtype(value).str}
-    if isinstance(value, spaces.Space):
-        return {"$space": _encode_space(value, where)}
     if isinstance(value, FloatSchedule):
         return encode(value.value_schedule, where)
     if isinstance(value, ConstantSchedule):
@@ -103,21 +103,21 @@ def _encode_mapping(value: Mapping[Any, Any], where: str) -> Any:
     return {"$dict": [[encode(key, where), encode(item, f"{where}[{key!r}]")] for key, item in value.items()]}
 
 
-def _encode_space(space: spaces.Space[Any], where: str) -> Any:
+def _encode_space(space: Any, where: str) -> Any:
     kind = type(space)
     if kind is spaces.Box:
-        bounds = [_encode_bound(bound, where) for bound in (space.low, space.high)]  # type: ignore[attr-defined]
-        return ["Box", *bounds, list(space.shape), np.dtype(space.dtype).str]  # type: ignore[misc]
+        bounds = [_encode_bound(bound, where) for bound in (space.low, space.high)]
+        return ["Box", *bounds, list(space.shape), space.dtype.str]
     if kind is spaces.Discrete:
-        return ["Discrete", int(space.n), int(space.start), np.dtype(space.dtype).str]  # type: ignore[attr-defined]
+        return ["Discrete", int(space.n), int(space.start), space.dtype.str]
     if kind is spaces.MultiDiscrete:
-        return ["MultiDiscrete", encode(space.nvec, where), encode(space.start, where)]  # type: ignore[attr-defined]
+        return ["MultiDiscrete", encode(space.nvec, where), encode(space.start, where)]
     if kind is spaces.MultiBinary:
-        return ["MultiBinary", list(space.shape), isinstance(space.n, int)]  # type: ignore[arg-type, attr-defined]
+        return ["MultiBinary", list(space.shape), isinstance(space.n, int)]
     if kind is spaces.Dict:
-        return ["Dict", [[key, _encode_space(part, where)] for key, part in space.spaces.items()]]  # type: ignore[attr-defined]
+        return ["Dict", [[key, _encode_space(part, where)] for key, part in space.spaces.items()]]
     if kind is spaces.Tuple:
-        return ["Tuple", [_encode_space(part, where) for part in space.spaces]]  # type: ignore[attr-defined]
+        return ["Tuple", [_encode_space(part, where) for part in space.spaces]]
     raise SaveError(f"{where} is a space of type {kind.__name__}, which cannot be saved.")
 
 
@@ -127,16 +127,14 @@ def _encode_bound(bound: np.ndarray[Any, Any], where: str) -> Any:
     return encode(first if bound.size and (bound == first).all() else bound, where)
 
 
-def _decode_space(content: Any) -> spaces.Space[Any]:
+def _decode_space(content: Any) -> Any:
     kind, *details = content
     if kind == "Box":
         low, high, shape, dtype = details
         if math.prod(shape) > _LARGEST_BOX:
             raise ValueError(f"observations of shape {shape}")
-        bounds = [
-            np.broadcast_to(found, shape) if (found := _decode(bound)).size == 1 else found for bound in (low, high)
-        ]
-        return spaces.Box(*bounds, tuple(shape), _decode_dtype(dtype).type)
+        low, high = (np.broadcast_to(bound, shape) if bound.size == 1 else bound for bound in map(_decode, (low, high)))
+        return spaces.Box(low, high, tuple(shape), _decode_dtype(dtype).type)
     if kind == "Discrete":
         n, start, dtype = details
         return spaces.Discrete(n, start=start, **_integer_dtype(dtype))

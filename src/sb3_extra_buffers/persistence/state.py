@@ -76,7 +76,7 @@ class SavedState:
         return value
 
     def number(self, name: str) -> float:
-        value = self._plain.get(name)
+        value: Any = self._plain.get(name)
         if type(value) not in (int, float):
             raise self.error(name, f"must be a number, not {value!r}")
         return float(value)
@@ -111,9 +111,6 @@ class SavedState:
         self._file.read(path, self._progress, memory.data)
         return memory, size
 
-    def bytes(self, name: str, size: int | None = None) -> bytes:
-        return self.array(name, np.uint8, (size,)).tobytes()
-
     def _checked_path(self, name: str, dtype: npt.DTypeLike, shape: tuple[int | None, ...]) -> str:
         path = self._prefix + _escaped(name)
         stored = self._file.arrays.get(path)
@@ -128,12 +125,6 @@ class SavedState:
 
     def error(self, name: str, problem: str) -> CorruptDataError:
         return CorruptDataError(f"{self._file.path} makes no sense: {self._prefix}{name} {problem}.")
-
-
-def check(condition: bool | np.bool_, problem: str) -> None:
-    """Refuse a file that says something impossible."""
-    if not condition:
-        raise CorruptDataError(f"The file makes no sense: {problem}.")
 
 
 def _escaped(name: str) -> str:

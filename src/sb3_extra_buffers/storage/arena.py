@@ -127,12 +127,17 @@ class Arena:
         return {"head": self.head, "tail": self.tail, "wrap": self.wrap, "bytes": live}
 
     def restore(self, state: SavedState) -> None:
-        self._memory, self.limit = state.memory("bytes", _SMALLEST_STEP)
+        self.limit = self._restore_bytes(state)
         self.head = state.integer("head", 0, self.limit)
         self.tail = state.integer("tail", 0, self.limit)
-        self.wrap = None if state.value("wrap") is None else state.integer("wrap", self.tail, self.limit)
+        self.wrap = state.integer("wrap", self.tail, self.limit) if state.has("wrap") else None
         if self.head < self.tail if self.wrap is None else self.head >= self.tail:
             raise state.error("head", f"and tail cannot be {self.head} and {self.tail}")
+
+    def _restore_bytes(self, state: SavedState) -> int:
+        """Take over the bytes, and return how many they are."""
+        self._memory, size = state.memory("bytes", _SMALLEST_STEP)
+        return size
 
     def __getstate__(self) -> dict[str, Any]:
         end = self.head if self.wrap is None else self.wrap

@@ -174,7 +174,7 @@ class FrameStore:
         """For :mod:`sb3_extra_buffers.persistence`."""
         references = {"references": self.references} if self._has_references else {}
         return {
-            "ring": self.ring,
+            "waiting": self.ring[self._waiting_places()],
             "heads": self.heads,
             "encoded": self.encoded,
             "bytes_encoded": self._bytes_encoded,
@@ -191,7 +191,6 @@ class FrameStore:
     def restore(self, state: SavedState) -> None:
         """Take over what :meth:`state` gave, in a store that was made with the same arguments."""
         n_lanes = self.n_lanes
-        self.ring = state.array("ring", np.uint8, self.ring.shape)
         self.heads = state.array("heads", np.int64, (n_lanes,))
         self.encoded = state.array("encoded", np.int64, (n_lanes,))
         self._bytes_encoded = state.integer("bytes_encoded")
@@ -208,6 +207,19 @@ class FrameStore:
         self.arena.restore(state.part("arena"))
         self.codec.restore(state.part("codec"))
         self._check_index(state)
+        waiting = self.heads - self.encoded
+        frames = state.array("waiting", np.uint8, (int(waiting.sum()), self.codec.frame.nbytes))
+        group = self.codec.frames_per_record
+        n_frames = max(self.ring.shape[1], -(-int(waiting.max()) // group) * group)
+        self.ring = np.zeros((self.n_lanes, n_frames, self.codec.frame.nbytes), dtype=np.uint8)
+        self.ring[self._waiting_places()] = frames
+
+    def _waiting_places(self) -> tuple[Indices, Indices]:
+        """Lanes and places in their rings of all frames that wait."""
+        waiting = self.heads - self.encoded
+        before = np.cumsum(waiting) - waiting
+        numbers = np.arange(int(waiting.sum())) + np.repeat(self.encoded - before, waiting)
+        return np.repeat(np.arange(self.n_lanes), waiting), numbers % self.ring.shape[1]
 
     def _check_index(self, state: SavedState) -> None:
         """Compiled code trusts the index, so nothing in it may lead astray."""
@@ -218,7 +230,7 @@ class FrameStore:
             or (self.encoded < 0).any()
             or (self.encoded % group).any()
             or (self.heads > np.iinfo(np.uint32).max).any()
-            or not ((waiting >= 0) & (waiting <= self.ring.shape[1])).all()
+            or (waiting < 0).any()
             or not ((self.first_records >= 0) & (self.first_records <= ends)).all()
             or (ends - self.first_records > capacity).any()
         ):

@@ -179,10 +179,8 @@ class ObservationStore:
     def restore(self, state: SavedState) -> None:
         """Take over what :meth:`state` gave, in a store that was made with the same arguments."""
         self._steps = state.integer("steps")
-        self._decide_at = None if state.value("decide_at") is None else state.integer("decide_at")
-        self._usual_frame_bytes = (
-            None if state.value("usual_frame_bytes") is None else state.number("usual_frame_bytes")
-        )
+        self._decide_at = state.integer("decide_at") if state.has("decide_at") else None
+        self._usual_frame_bytes = state.number("usual_frame_bytes") if state.has("usual_frame_bytes") else None
         self._compact_at = state.integer("compact_at", _WORTH_COMPACTING)
         recipe = CodecRecipe(parse_method(state.value("method")), decode(state.value("options")))
         self._use(self._restored_layout(state.part("layout")), recipe)
