@@ -122,8 +122,8 @@ class Codec(ABC):
     def release(self, references: Indices) -> None:  # noqa: B027  # most codecs have no references
         """Forget one use of each reference; called when records leave the store."""
 
-    def has_references(self, references: Indices) -> bool:
-        """Whether there are references of all these numbers."""
+    def take(self, references: Indices) -> bool:
+        """Note one use of each reference, as when records come from a file; false if one of them is not there."""
         return not references.any()
 
     def state(self) -> State:
@@ -131,7 +131,10 @@ class Codec(ABC):
         return {}
 
     def restore(self, state: SavedState) -> None:  # noqa: B027  # most codecs learn nothing
-        """Take over what :meth:`state` gave, in a codec that was made with the same arguments."""
+        """Take over what :meth:`state` gave, in a codec that was made with the same arguments.
+
+        Uses of references are not part of it: :meth:`take` follows.
+        """
 
 
 class RecordCodec(Codec):

@@ -94,12 +94,14 @@ class DeltaCodec(Codec):
     def release(self, references: Indices) -> None:
         self._uses.drop(references)
 
-    def has_references(self, references: Indices) -> bool:
-        return not len(references) or bool(references.min() >= 0 and references.max() < len(self._uses))
+    def take(self, references: Indices) -> bool:
+        if len(references) and (references.min() < 0 or references.max() >= len(self._frames)):
+            return False
+        self._uses.take(references)
+        return True
 
     def state(self) -> State:
         return {
-            **self._uses.state(),
             "frames": self._frames,
             "current": self._current,
             "previous": self._previous,
@@ -107,13 +109,13 @@ class DeltaCodec(Codec):
         }
 
     def restore(self, state: SavedState) -> None:
-        self._uses.restore(state)
         self._frames = state.array("frames", np.uint32, (None, self._n_words))
         self._current = state.array("current", np.int64, (None,))
         n_lanes = len(self._current)
         self._previous = state.array("previous", np.uint32, (n_lanes, self._n_words))
         self._regret = state.array("regret", np.int64, (n_lanes,))
-        if len(self._frames) < len(self._uses) or not self.has_references(self._current):
+        self._uses.restart(max(len(self._frames), 1))
+        if not self.take(self._current) or not len(self._frames):
             raise state.error("current", "refers to frames that are not there")
 
     def _as_words(self, records: Bytes) -> Words:

@@ -84,8 +84,8 @@ class IndexedColourCodec(Codec):
     def release(self, references: Indices) -> None:
         self.inner.release(references)
 
-    def has_references(self, references: Indices) -> bool:
-        return self.inner.has_references(references)
+    def take(self, references: Indices) -> bool:
+        return self.inner.take(references)
 
     def state(self) -> State:
         return {"palette": self.palette[: self.n_colours[0]], "inner": self.inner.state()}

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from sb3_extra_buffers.codecs.base import Indices
-
-if TYPE_CHECKING:
-    from sb3_extra_buffers.persistence.state import SavedState, State
 
 
 class UseCounts:
@@ -42,10 +37,7 @@ class UseCounts:
         unused: Indices = candidates[self._uses[candidates] == 0]
         return unused
 
-    def state(self) -> State:
-        return {"uses": self._uses}
-
-    def restore(self, state: SavedState) -> None:
-        self._uses = state.array("uses", np.int64, (None,))
-        if len(self._uses) == 0 or self._uses[0] != 1:
-            raise state.error("uses", "must begin with 1")
+    def restart(self, size: int) -> None:
+        """Begin anew with so many numbers, none of them used."""
+        self._uses = np.zeros(size, dtype=np.int64)
+        self._uses[0] = 1

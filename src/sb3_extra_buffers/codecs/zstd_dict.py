@@ -35,6 +35,7 @@ _SPREAD = 64
 """Frames between two that go into a dictionary."""
 _BASELINE_RECORDS = 1024
 """The first records with a dictionary tell what it can do."""
+_MOST_DICTIONARIES = 1 << 20
 _WORTH_RENEWING = 8
 """How many times its size a dictionary must have cost in larger records before it is replaced."""
 
@@ -101,12 +102,14 @@ class ZstdDictCodec(ZstdCodec):
     def release(self, references: Indices) -> None:
         self._forget(self._uses.drop(references))
 
-    def has_references(self, references: Indices) -> bool:
-        return {NO_REFERENCE, *self._dictionaries}.issuperset(np.unique(references).tolist())
+    def take(self, references: Indices) -> bool:
+        if not {NO_REFERENCE, *self._dictionaries}.issuperset(np.unique(references).tolist()):
+            return False
+        self._uses.take(references)
+        return True
 
     def state(self) -> State:
         return {
-            **self._uses.state(),
             "dictionaries": {str(number): _as_array(content) for number, content in self._dictionaries.items()},
             "current": self._current,
             "recent": _as_array(b"".join(self._recent)),
@@ -119,15 +122,16 @@ class ZstdDictCodec(ZstdCodec):
         }
 
     def restore(self, state: SavedState) -> None:
-        self._uses.restore(state)
         dictionaries = state.part("dictionaries")
         self._dictionaries = {
-            number: dictionaries.array(str(number), np.uint8, (None,)).tobytes()
-            for number in range(1, len(self._uses))
-            if dictionaries.has(str(number))
+            int(number): dictionaries.array(number, np.uint8, (None,)).tobytes()
+            for number in dictionaries.array_names()
         }
-        self._current = state.integer("current", 0, len(self._uses) - 1)
-        if not self.has_references(np.array([self._current])):
+        if not all(0 < number < _MOST_DICTIONARIES for number in self._dictionaries):
+            raise state.error("dictionaries", f"have the numbers {sorted(self._dictionaries)}")
+        self._current = state.integer("current")
+        self._uses.restart(max(self._dictionaries, default=0) + 1)
+        if not self.take(np.array([self._current])):
             raise state.error("current", f"refers to dictionary {self._current}, which is not there")
         recent = state.array("recent", np.uint8, (None,))
         if len(recent) % self.frame.nbytes:

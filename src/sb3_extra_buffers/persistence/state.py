@@ -65,6 +65,11 @@ class SavedState:
     def has(self, name: str) -> bool:
         return self._plain.get(name) is not None or self._prefix + _escaped(name) in self._file.arrays
 
+    def array_names(self) -> list[str]:
+        """The arrays of this part, without those of parts of it."""
+        names = [path.removeprefix(self._prefix) for path in self._file.arrays if path.startswith(self._prefix)]
+        return [name for name in names if "/" not in name]
+
     def value(self, name: str) -> Any:
         """What JSON holds, as it is."""
         return self._plain.get(name)

@@ -239,7 +239,7 @@ class FrameStore:
             records = np.arange(first, end) % capacity
             starts, lengths = self.starts[lane, records], self.lengths[lane, records].astype(np.int64)
             inside = (starts >= 0) & (starts <= self.arena.limit - lengths) & (lengths <= self.codec.max_encoded_size)
-            if not inside.all() or not self.codec.has_references(self.references[lane, records].astype(np.int64)):
+            if not inside.all() or not self.codec.take(self.references[lane, records].astype(np.int64)):
                 raise state.error("starts", f"of lane {lane} leads to records that are not there")
 
     def _encode_waiting(self, oldest: Callable[[], Indices]) -> None:
