@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 import sb3_extra_buffers.compressed as compressed
 import sb3_extra_buffers.gpu_buffers as gpu_buffers
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
-from sb3_extra_buffers.persistence.files import CLASSES
+from sb3_extra_buffers.persistence.description import CLASSES
 from tests.transitions import Transition, copied, play
 
 IMAGES = spaces.Box(0, 255, (4, 8, 9), np.uint8)

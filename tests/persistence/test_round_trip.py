@@ -16,7 +16,7 @@ from sb3_extra_buffers import threads
 from sb3_extra_buffers.compressed import CompressedReplayBuffer, CompressedRolloutBuffer
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
 from sb3_extra_buffers.errors import ConfigurationError, SaveError
-from sb3_extra_buffers.persistence.files import CLASSES
+from sb3_extra_buffers.persistence.description import CLASSES
 from tests.methods import METHODS
 from tests.persistence.buffers import ALL_CLASSES, IMAGES, N_ENVS, RGB, SLOTS, add, draw, goal_env, make, steps_for
 from tests.transitions import assert_same

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABCMeta
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -11,12 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.buffers import BaseBuffer, DictReplayBuffer, DictRolloutBuffer
+from stable_baselines3.common.buffers import BaseBuffer, DictReplayBuffer, DictRolloutBuffer, ReplayBuffer
 from stable_baselines3.common.preprocessing import get_obs_shape, is_image_space
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.persistence import files
+from sb3_extra_buffers.persistence.folder import BufferFolder
+from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.config import FrameStack, StorageConfig
 from sb3_extra_buffers.storage.observation_array import FlatObservations, ObservationArray
 from sb3_extra_buffers.storage.observation_store import ObservationStore
@@ -33,7 +36,17 @@ SINGLE = ""
 """The key of the only store where the observation space is not a Dict."""
 
 
-class BaseCompressedBuffer(BaseBuffer):
+class _Reopening(ABCMeta):
+    """Lets a buffer on disk have what its folder holds, as soon as all constructors are through."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        buffer = super().__call__(*args, **kwargs)
+        if buffer._folder is not None:
+            buffer._folder.reopen(buffer)
+        return buffer
+
+
+class BaseCompressedBuffer(BaseBuffer, metaclass=_Reopening):
     """Put before one of SB3's buffer classes, it replaces the arrays for observations by compressed stores.
 
     SB3's class does everything else. It never allocates observations: its constructor is given a space without
@@ -47,6 +60,8 @@ class BaseCompressedBuffer(BaseBuffer):
     :param decompression_kwargs: Options of the codec that concern decoding.
     :param normalize_images: Sample images as floats in [0, 1].
     :param frame_stack: How many frames an observation stacks: ``"auto"`` finds out, ``None`` stores observations whole.
+    :param storage: ``"mmap"`` keeps compressed observations in files, for replay buffers that are larger than memory.
+    :param path: The folder of these files. What is in there, from a buffer of the same kind, is opened again.
     """
 
     _n_columns = 1
@@ -66,6 +81,8 @@ class BaseCompressedBuffer(BaseBuffer):
         normalize_images: bool = False,
         output_dtype: Literal["raw", "float"] = "raw",
         frame_stack: FrameStack = "auto",
+        storage: Literal["memory", "mmap"] = "memory",
+        path: str | Path | None = None,
         **kwargs: Any,
     ) -> None:
         if buffer_size < 1 or kwargs.get("n_envs", 1) < 1:
@@ -81,6 +98,7 @@ class BaseCompressedBuffer(BaseBuffer):
             )
         if output_dtype not in ("raw", "float"):
             raise ConfigurationError(f"output_dtype must be 'raw' or 'float', not {output_dtype!r}.")
+        self._folder = self._open_folder(storage, path)
         self._config = StorageConfig.from_arguments(
             compression_method, dtypes, compression_kwargs, decompression_kwargs, frame_stack
         )
@@ -144,6 +162,39 @@ class BaseCompressedBuffer(BaseBuffer):
         """
         return files.load(cls, Path(path), device, mmap, env, progress)
 
+    def flush(self) -> None:
+        """Make sure that all that a buffer on disk holds now is there after the process has gone, however it goes.
+
+        Buffers in memory have nothing to do.
+        """
+        if self._folder is not None:
+            self._folder.flush(self)
+
+    def close(self) -> None:
+        """Flush a buffer on disk and let go of its folder. Nothing can be added afterwards."""
+        if self._folder is not None and self._folder.is_open:
+            self.flush()
+            self._folder.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _open_folder(self, storage: str, path: str | Path | None) -> BufferFolder | None:
+        if storage not in ("memory", "mmap"):
+            raise ConfigurationError(f"storage must be 'memory' or 'mmap', not {storage!r}.")
+        if (storage == "mmap") != (path is not None):
+            raise ConfigurationError(f"storage='mmap' goes with a path, but got storage={storage!r}, path={path!r}.")
+        if path is None:
+            return None
+        if not isinstance(self, ReplayBuffer):
+            raise ConfigurationError(
+                f"storage='mmap' is for replay buffers: a {type(self).__name__} is emptied after every rollout."
+            )
+        return BufferFolder(Path(path))
+
     def _arguments(self) -> dict[str, Any]:
         """What the constructor is to be called with to make a buffer like this one, ``device`` aside."""
         recipe, elem_type = self._config.recipe, self._config.elem_type
@@ -198,6 +249,7 @@ class BaseCompressedBuffer(BaseBuffer):
                 outputs=self._outputs,
                 as_float=self.output_dtype == "float" or (self.normalize_images and is_image),
                 divisor=255.0 if self.normalize_images and is_image else 1.0,
+                make_arena=Arena if self._folder is None else self._folder.arena_maker(key),
             )
 
     def _column(self, column: int, shift: int = 0) -> Any:

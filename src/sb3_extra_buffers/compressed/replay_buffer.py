@@ -86,6 +86,8 @@ class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
         done: npt.NDArray[Any],
         infos: list[dict[str, Any]],
     ) -> None:
+        if self._folder is not None:
+            self._folder.before_adding(self)
         with self._prefetcher.paused() if self._prefetcher else nullcontext():
             self._write(obs, next_obs, action, reward, done, infos)
 

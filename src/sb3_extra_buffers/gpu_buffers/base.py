@@ -72,6 +72,8 @@ class BaseGpuBuffer(BaseCompressedBuffer):
             raise ConfigurationError(
                 "prefetch=True is for buffers in host memory: a device works in the background anyway."
             )
+        if kwargs.get("storage", "memory") != "memory":
+            raise ConfigurationError("storage='mmap' is for buffers in host memory, not on a device.")
         for name, value in (("heap_bytes", heap_bytes), ("max_slot_bytes", max_slot_bytes)):
             if value is not None and value < 1:
                 raise ConfigurationError(f"{name} must be at least 1, not {value}.")

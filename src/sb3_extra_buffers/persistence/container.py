@@ -36,6 +36,7 @@ import numpy.typing as npt
 import xxhash
 
 from sb3_extra_buffers.errors import CorruptDataError, FileFormatError, SaveError
+from sb3_extra_buffers.persistence.disk import sync, sync_directory
 from sb3_extra_buffers.storage.memory import PartOfBytes, zeros
 
 MAGIC = b"\x89SB3XB\r\n"
@@ -209,7 +210,7 @@ def _write_anew(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, Value]
             file.write(bytes(_HEADER_BYTES))
             end = _write_state(file, {}, 0, meta, arrays, progress)
         unfinished.replace(path)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
@@ -251,12 +252,12 @@ def _write_state(
     manifest = json.dumps({"meta": meta, "arrays": entries}, separators=(",", ":"), allow_nan=False).encode()
     offset = file.tell()
     file.write(manifest)
-    _sync(file)
+    sync(file)
     digest = xxhash.xxh3_128_digest(manifest)
     header = _HEADER.pack(MAGIC, VERSION, 0, generation + 1, offset, len(manifest), digest)
     file.seek(0)
     file.write(header + xxhash.xxh3_128_digest(header))
-    _sync(file)
+    sync(file)
     return offset + len(manifest)
 
 
@@ -369,17 +370,3 @@ def _parse(path: Path, parse: Callable[[], Result]) -> Result:
         return parse()
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError, MemoryError) as error:
         raise CorruptDataError(f"{path} has a manifest that makes no sense: {error}.") from error
-
-
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    if os.name == "posix":  # elsewhere, directories cannot be opened
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

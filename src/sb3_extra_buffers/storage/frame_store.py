@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from sb3_extra_buffers.codecs.base import Bytes, Codec, Indices
 from sb3_extra_buffers.storage.arena import Arena
+from sb3_extra_buffers.storage.extent_arena import ExtentArena
 from sb3_extra_buffers.storage.matching import NewestObservations
 from sb3_extra_buffers.storage.memory import zeros
 from sb3_extra_buffers.storage.stacking import StackLayout
@@ -44,11 +45,11 @@ _PIECE = 1024
 class FrameStore:
     """Appends observations to ``n_lanes`` lanes, sharing frames with the observation before."""
 
-    def __init__(self, codec: Codec, n_lanes: int, layout: StackLayout) -> None:
+    def __init__(self, codec: Codec, n_lanes: int, layout: StackLayout, arena: Arena | None = None) -> None:
         self.codec = codec
         self.layout = layout
         self.n_lanes = n_lanes
-        self.arena = Arena()
+        self.arena = arena or Arena()
         group = codec.frames_per_record
         # Room for an unfinished record and a whole observation; a multiple of the record, so that each is contiguous.
         ring_size = -(-(group - 1 + layout.stack) // group) * group
@@ -204,7 +205,10 @@ class FrameStore:
         else:
             self.references = zeros(self.starts.shape, np.dtype(np.uint32))
         self.newest.restore(state.part("newest"), self.codec.frame.nbytes)
-        self.arena.restore(state.part("arena"))
+        arena = state.part("arena")
+        if arena.has("extents") and not isinstance(self.arena, ExtentArena):
+            self.arena = ExtentArena()
+        self.arena.restore(arena)
         self.codec.restore(state.part("codec"))
         self._check_index(state)
         waiting = self.heads - self.encoded

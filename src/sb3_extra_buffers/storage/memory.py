@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import sys
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+
+from sb3_extra_buffers.errors import SaveError
 
 _PIECE = 1 << 15
 """Of a pickle, which keeps a thousand of them at a time."""
@@ -47,6 +51,40 @@ class AnonymousMemory:
         self.data = np.frombuffer(self._map, dtype=np.uint8)
         kept = min(size, len(old))
         self.data[:kept] = old[:kept]
+
+
+class FileMemory:
+    """Bytes of a file, mapped. The system may drop them from physical memory, and read them again when needed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._map: mmap.mmap | None = None
+        self.data: npt.NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
+        with path.open("a+b") as file:
+            self._map_file(file)
+
+    def resize(self, size: int) -> None:
+        """Make room for ``size`` bytes, keeping the contents. Not enough room on the disk is an error, here and now."""
+        with self.path.open("r+b") as file:
+            try:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, size)
+                else:
+                    file.truncate(size)
+            except OSError as error:
+                raise SaveError(f"{self.path} cannot grow to {size:,} bytes: {error.strerror}.") from error
+            self._map_file(file)
+
+    def flush(self) -> None:
+        """Make sure that all is on disk."""
+        if self._map is not None:
+            self._map.flush()
+
+    def _map_file(self, file: BinaryIO) -> None:
+        # Whoever looks at the bytes in another thread goes on looking at an older map of the same file.
+        if os.fstat(file.fileno()).st_size:
+            self._map = mmap.mmap(file.fileno(), 0)
+            self.data = np.frombuffer(self._map, dtype=np.uint8)
 
 
 class PartOfBytes:

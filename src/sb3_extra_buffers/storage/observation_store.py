@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from sb3_extra_buffers.codecs.base import Codec, FrameSpec, Indices
 from sb3_extra_buffers.codecs.registry import parse_method
 from sb3_extra_buffers.errors import ObservationError
 from sb3_extra_buffers.persistence.plain import decode, encode
+from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.choice import choose_codec
 from sb3_extra_buffers.storage.config import CodecRecipe, StorageConfig, saturate
 from sb3_extra_buffers.storage.frame_store import FrameStore
@@ -66,6 +68,7 @@ class ObservationStore:
         outputs: OutputPool | None = None,
         as_float: bool = False,
         divisor: float = 1.0,
+        make_arena: Callable[[], Arena] = Arena,
     ) -> None:
         self.n_slots = n_slots
         self.n_envs = n_envs
@@ -75,6 +78,7 @@ class ObservationStore:
         self.outputs = outputs or OutputPool()
         self.output_dtype = np.dtype(np.float32) if as_float else dtype
         self.divisor = divisor
+        self._make_arena = make_arena
         self.stored_dtype = config.stored_dtype(dtype)
         self.ends = [np.zeros((n_slots, n_envs), dtype=np.uint32) for _ in range(n_columns)]
         """The number of the frame after an observation's last one; 0 where there is none."""
@@ -304,7 +308,7 @@ class ObservationStore:
     def _use(self, layout: StackLayout, recipe: CodecRecipe) -> None:
         self.layout = layout
         self._recipe = recipe
-        self.frames = FrameStore(recipe.build(layout.frame), self.n_envs, layout)
+        self.frames = FrameStore(recipe.build(layout.frame), self.n_envs, layout, self._make_arena())
 
     def _by_age(self) -> Indices:
         """Slots that hold something, the one written first in front."""
@@ -334,6 +338,9 @@ class ObservationStore:
                     firsts = ends[slot, lanes].astype(np.int64) - old_layout.stack
                     _gather(old_frames, old_layout, lanes, firsts[None], [found])
                     self.ends[column][slot, lanes] = self.frames.append(lanes, found, self._oldest)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_make_arena": Arena}  # a copy is in memory
 
 
 def _gather(

@@ -47,13 +47,13 @@ class MemoryUsage:
             ("SB3 would take", self.raw_equivalent),
         ]
         lines = [f"{self.transitions:,} transitions, method {self.method}"]
-        lines += [f"  {name:<15}{_readable(size):>12}" for name, size in rows]
+        lines += [f"  {name:<15}{readable(size):>12}" for name, size in rows]
         rate = f"{self.ratio:.1f} times smaller, {self.bytes_per_transition:.0f} bytes per transition"
         lines += [f"  {'saved':<15}{saved:>11.2f}%   {rate}"]
         return "\n".join(lines)
 
 
-def _readable(size: int) -> str:
+def readable(size: int) -> str:
     value, unit = float(size), "B"
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if value < 1000 or unit == "TB":
