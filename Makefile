@@ -38,7 +38,7 @@ clean: ## Remove what was built, the environment included; recordings stay
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV), which takes a few minutes the first time"
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) --editable ".[fast,atari,vizdoom,video,contrib,dev]"
+	$(INSTALL) --editable ".[fast,atari,vizdoom,video,contrib,minari,dev]"
 	@touch $@
 
 $(VENV)/.ready-docs: $(VENV)/.ready

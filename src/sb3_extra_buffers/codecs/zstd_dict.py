@@ -45,6 +45,7 @@ class ZstdDictCodec(ZstdCodec):
 
     name = "zstd-dict"
     _addresses: Indices | None
+    _for_libzstd: dict[int, libzstd.Dictionary]
 
     def __init__(self, frame: FrameSpec, *, compresslevel: int = 3, frames_per_record: int = 1) -> None:
         if not 1 <= frames_per_record <= 256:
@@ -113,6 +114,8 @@ class ZstdDictCodec(ZstdCodec):
             "dictionaries": {str(number): _as_array(content) for number, content in self._dictionaries.items()},
             "current": self._current,
             "recent": _as_array(b"".join(self._recent)),
+            "content": _as_array(self._content),
+            "samples": _as_array(b"".join(self._samples)),
             "spread": self._spread,
             "planned": self._planned,
             "frames_seen": self._frames_seen,
@@ -129,14 +132,18 @@ class ZstdDictCodec(ZstdCodec):
         }
         if not all(0 < number < _MOST_DICTIONARIES for number in self._dictionaries):
             raise state.error("dictionaries", f"have the numbers {sorted(self._dictionaries)}")
+        if libzstd.decompress_function():
+            contents = self._dictionaries.items()
+            self._for_libzstd = {number: libzstd.Dictionary(content) for number, content in contents}
+            if not all(dictionary.address for dictionary in self._for_libzstd.values()):
+                raise state.error("dictionaries", "are not what Zstandard knows as dictionaries")
         self._current = state.integer("current")
         self._uses.restart(max(self._dictionaries, default=0) + 1)
         if not self.take(np.array([self._current])):
             raise state.error("current", f"refers to dictionary {self._current}, which is not there")
-        recent = state.array("recent", np.uint8, (None,))
-        if len(recent) % self.frame.nbytes:
-            raise state.error("recent", "must be whole frames")
-        self._recent = [frame.tobytes() for frame in recent.reshape(-1, self.frame.nbytes)]
+        self._recent = _pieces(state, "recent", self.frame.nbytes)
+        self._content = state.array("content", np.uint8, (None,)).tobytes()
+        self._samples = _pieces(state, "samples", self.record_bytes)
         self._spread = state.integer("spread", 1)
         self._planned = state.integer("planned")
         self._frames_seen = state.integer("frames_seen")
@@ -198,7 +205,7 @@ class ZstdDictCodec(ZstdCodec):
         super()._connect()
         self._prepared: dict[int, Any] = {}
         self._prepared_lock = threading.Lock()
-        self._for_libzstd: dict[int, libzstd.Dictionary] = {}
+        self._for_libzstd = {}
         self._addresses = None
 
     not_pickled = (*ZstdCodec.not_pickled, "_prepared", "_prepared_lock", "_for_libzstd", "_addresses")
@@ -264,3 +271,10 @@ class ZstdDictCodec(ZstdCodec):
 
 def _as_array(content: bytes) -> Bytes:
     return np.frombuffer(content, dtype=np.uint8)
+
+
+def _pieces(state: SavedState, name: str, size: int) -> list[bytes]:
+    content = state.array(name, np.uint8, (None,))
+    if len(content) % size:
+        raise state.error(name, f"must be pieces of {size} bytes")
+    return [piece.tobytes() for piece in content.reshape(-1, size)]

@@ -84,4 +84,5 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):  # type: ignore[mi
         env_indices: npt.NDArray[np.int64],
         env: VecNormalize | None = None,
     ) -> Any:
-        return self._samples_at(batch_indices, env_indices, env)
+        # SB3 draws both at once and gives views of that, where compiled code wants arrays.
+        return self._samples_at(batch_indices.copy(), env_indices.copy(), env)

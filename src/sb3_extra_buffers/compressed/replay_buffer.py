@@ -14,12 +14,13 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_extra_buffers.compressed.base import SINGLE, BaseCompressedBuffer
+from sb3_extra_buffers.compressed.conversion import Conversions
 from sb3_extra_buffers.compressed.n_step_check import check_n_steps
 from sb3_extra_buffers.compressed.prefetch import Prefetcher
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
 
 
-class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
+class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
     """SB3's ``ReplayBuffer`` with compressed observations: same arguments, same batches under the same seed.
 
     An observation and its successor share their memory wherever they are equal, which is exact, so there is little left
