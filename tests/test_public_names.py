@@ -67,7 +67,7 @@ def test_every_error_is_one_of_the_library_and_one_that_users_expect() -> None:
     assert len(classes) > 5
     for error in classes:
         assert issubclass(error, errors.ExtraBuffersError)
-        assert error is errors.ExtraBuffersError or issubclass(error, ValueError | ImportError | RuntimeError)
+        assert error is errors.ExtraBuffersError or issubclass(error, ValueError | ImportError | OSError | RuntimeError)
         assert error.__name__ in (errors.__doc__ or "")
 
 

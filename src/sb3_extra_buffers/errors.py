@@ -8,7 +8,9 @@
     ├── ObservationError(ValueError)       an observation that does not fit its space
     ├── CapacityError(ValueError)          no room left in memory of a fixed size
     ├── EmptyBufferError(ValueError)       nothing to sample yet
-    ├── CorruptDataError(ValueError)       stored bytes that do not decode
+    ├── CorruptDataError(ValueError)       stored bytes that do not decode, a damaged file
+    ├── FileFormatError(ValueError)        a file that is no saved buffer, or one of a newer library
+    ├── SaveError(OSError)                 a file could not be written
     ├── EnvironmentMakeError(ValueError)   an environment that cannot be made
     ├── WorkerError(RuntimeError)          a process that measures has died
     └── MissingPackageError(ImportError)   an optional package is not installed
@@ -52,7 +54,15 @@ class EmptyBufferError(ExtraBuffersError, ValueError):
 
 
 class CorruptDataError(ExtraBuffersError, ValueError):
-    """Stored bytes do not decode to a frame."""
+    """Stored bytes do not decode to a frame, or a file is damaged."""
+
+
+class FileFormatError(ExtraBuffersError, ValueError):
+    """A file is no saved buffer, or one that only a newer version of the library can read."""
+
+
+class SaveError(ExtraBuffersError, OSError):
+    """A file could not be written. What was there before is still there."""
 
 
 class EnvironmentMakeError(ExtraBuffersError, ValueError):

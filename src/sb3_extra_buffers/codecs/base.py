@@ -27,6 +27,7 @@ import numpy.typing as npt
 from sb3_extra_buffers.errors import CorruptDataError
 
 if TYPE_CHECKING:
+    from sb3_extra_buffers.persistence.state import SavedState, State
     from sb3_extra_buffers.storage.frame_store import FrameStore
 
 Bytes = npt.NDArray[np.uint8]
@@ -120,6 +121,20 @@ class Codec(ABC):
 
     def release(self, references: Indices) -> None:  # noqa: B027  # most codecs have no references
         """Forget one use of each reference; called when records leave the store."""
+
+    def take(self, references: Indices) -> bool:
+        """Note one use of each reference, as when records come from a file; false if one of them is not there."""
+        return not references.any()
+
+    def state(self) -> State:
+        """What was learnt from frames, for :mod:`sb3_extra_buffers.persistence`."""
+        return {}
+
+    def restore(self, state: SavedState) -> None:  # noqa: B027  # most codecs learn nothing
+        """Take over what :meth:`state` gave, in a codec that was made with the same arguments.
+
+        Uses of references are not part of it: :meth:`take` follows.
+        """
 
 
 class RecordCodec(Codec):

@@ -31,6 +31,7 @@ from sb3_extra_buffers.compiled import load_kernels
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
 
 if TYPE_CHECKING:
+    from sb3_extra_buffers.persistence.state import SavedState, State
     from sb3_extra_buffers.storage.frame_store import FrameStore
 
 Words = npt.NDArray[np.uint32]
@@ -92,6 +93,30 @@ class DeltaCodec(Codec):
 
     def release(self, references: Indices) -> None:
         self._uses.drop(references)
+
+    def take(self, references: Indices) -> bool:
+        if len(references) and (references.min() < 0 or references.max() >= len(self._frames)):
+            return False
+        self._uses.take(references)
+        return True
+
+    def state(self) -> State:
+        return {
+            "frames": self._frames,
+            "current": self._current,
+            "previous": self._previous,
+            "regret": self._regret,
+        }
+
+    def restore(self, state: SavedState) -> None:
+        self._frames = state.array("frames", np.uint32, (None, self._n_words))
+        self._current = state.array("current", np.int64, (None,))
+        n_lanes = len(self._current)
+        self._previous = state.array("previous", np.uint32, (n_lanes, self._n_words))
+        self._regret = state.array("regret", np.int64, (n_lanes,))
+        self._uses.restart(max(len(self._frames), 1))
+        if not self.take(self._current) or not len(self._frames):
+            raise state.error("current", "refers to frames that are not there")
 
     def _as_words(self, records: Bytes) -> Words:
         frames = records.reshape(len(records), self.frames_per_record, self.frame.nbytes)

@@ -8,12 +8,17 @@ share it; a record with a colour for which there is no room left is stored as it
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Codec, Encoded, FrameSpec, Indices
 from sb3_extra_buffers.compiled import load_kernels
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
+
+if TYPE_CHECKING:
+    from sb3_extra_buffers.persistence.state import SavedState, State
 
 MOST_COLOURS = 256
 _SLOTS = 1024
@@ -50,12 +55,7 @@ class IndexedColourCodec(Codec):
     def encode(self, records: Bytes, lanes: Indices) -> Encoded:
         indices = np.empty((len(records), self.inner.record_bytes), dtype=np.uint8)
         indexed = np.empty(len(records), dtype=np.bool_)
-        kernels = load_kernels(_KERNELS)
-        to_indices = to_indices_numpy if kernels is None else kernels.to_indices
-        channels_last, group = self.frame.channels_last, self.frames_per_record
-        to_indices(
-            records, group, channels_last, self._keys, self._values, self.palette, self.n_colours, indices, indexed
-        )
+        self._to_indices(records, self.frames_per_record, self.frame.channels_last, indices, indexed)
         if indexed.all():
             return self.inner.encode(indices, lanes)
         lengths, references = np.full(len(records), self.record_bytes), np.full(len(records), NO_REFERENCE)
@@ -84,6 +84,32 @@ class IndexedColourCodec(Codec):
 
     def release(self, references: Indices) -> None:
         self.inner.release(references)
+
+    def take(self, references: Indices) -> bool:
+        return self.inner.take(references)
+
+    def state(self) -> State:
+        return {"palette": self.palette[: self.n_colours[0]], "inner": self.inner.state()}
+
+    def restore(self, state: SavedState) -> None:
+        colours = state.array("palette", np.uint8, (None, 3))
+        if len(colours) > MOST_COLOURS:
+            raise state.error("palette", f"has {len(colours)} colours")
+        # As an image of all colours, which puts them into the hash table as well.
+        indices, indexed = np.zeros((1, len(colours)), dtype=np.uint8), np.zeros(1, dtype=np.bool_)
+        self._to_indices(colours.reshape(1, -1), 1, True, indices, indexed)
+        if self.n_colours[0] != len(colours):
+            raise state.error("palette", "has a colour twice")
+        self.inner.restore(state.part("inner"))
+
+    def _to_indices(
+        self, records: Bytes, group: int, channels_last: bool, indices: Bytes, indexed: npt.NDArray[np.bool_]
+    ) -> None:
+        kernels = load_kernels(_KERNELS)
+        to_indices = to_indices_numpy if kernels is None else kernels.to_indices
+        to_indices(
+            records, group, channels_last, self._keys, self._values, self.palette, self.n_colours, indices, indexed
+        )
 
 
 def to_indices_numpy(

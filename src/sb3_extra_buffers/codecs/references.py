@@ -36,3 +36,8 @@ class UseCounts:
         candidates: Indices = np.unique(references)
         unused: Indices = candidates[self._uses[candidates] == 0]
         return unused
+
+    def restart(self, size: int) -> None:
+        """Begin anew with so many numbers, none of them used."""
+        self._uses = np.zeros(size, dtype=np.int64)
+        self._uses[0] = 1

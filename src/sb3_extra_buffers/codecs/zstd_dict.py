@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Encoded, FrameSpe
 from sb3_extra_buffers.codecs.references import UseCounts
 from sb3_extra_buffers.codecs.zstd import ZstdCodec
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
+
+if TYPE_CHECKING:
+    from sb3_extra_buffers.persistence.state import SavedState, State
 
 _DICTIONARY_FRAMES = 16
 _DICTIONARY_BYTES = 1 << 20
@@ -32,6 +35,7 @@ _SPREAD = 64
 """Frames between two that go into a dictionary."""
 _BASELINE_RECORDS = 1024
 """The first records with a dictionary tell what it can do."""
+_MOST_DICTIONARIES = 1 << 20
 _WORTH_RENEWING = 8
 """How many times its size a dictionary must have cost in larger records before it is replaced."""
 
@@ -41,6 +45,7 @@ class ZstdDictCodec(ZstdCodec):
 
     name = "zstd-dict"
     _addresses: Indices | None
+    _for_libzstd: dict[int, libzstd.Dictionary]
 
     def __init__(self, frame: FrameSpec, *, compresslevel: int = 3, frames_per_record: int = 1) -> None:
         if not 1 <= frames_per_record <= 256:
@@ -98,6 +103,54 @@ class ZstdDictCodec(ZstdCodec):
     def release(self, references: Indices) -> None:
         self._forget(self._uses.drop(references))
 
+    def take(self, references: Indices) -> bool:
+        if not {NO_REFERENCE, *self._dictionaries}.issuperset(np.unique(references).tolist()):
+            return False
+        self._uses.take(references)
+        return True
+
+    def state(self) -> State:
+        return {
+            "dictionaries": {str(number): _as_array(content) for number, content in self._dictionaries.items()},
+            "current": self._current,
+            "recent": _as_array(b"".join(self._recent)),
+            "content": _as_array(self._content),
+            "samples": _as_array(b"".join(self._samples)),
+            "spread": self._spread,
+            "planned": self._planned,
+            "frames_seen": self._frames_seen,
+            "records": self._records,
+            "bytes": self._bytes,
+            "excess": self._excess,
+        }
+
+    def restore(self, state: SavedState) -> None:
+        dictionaries = state.part("dictionaries")
+        self._dictionaries = {
+            int(number): dictionaries.array(number, np.uint8, (None,)).tobytes()
+            for number in dictionaries.array_names()
+        }
+        if not all(0 < number < _MOST_DICTIONARIES for number in self._dictionaries):
+            raise state.error("dictionaries", f"have the numbers {sorted(self._dictionaries)}")
+        if libzstd.decompress_function():
+            contents = self._dictionaries.items()
+            self._for_libzstd = {number: libzstd.Dictionary(content) for number, content in contents}
+            if not all(dictionary.address for dictionary in self._for_libzstd.values()):
+                raise state.error("dictionaries", "are not what Zstandard knows as dictionaries")
+        self._current = state.integer("current")
+        self._uses.restart(max(self._dictionaries, default=0) + 1)
+        if not self.take(np.array([self._current])):
+            raise state.error("current", f"refers to dictionary {self._current}, which is not there")
+        self._recent = _pieces(state, "recent", self.frame.nbytes)
+        self._content = state.array("content", np.uint8, (None,)).tobytes()
+        self._samples = _pieces(state, "samples", self.record_bytes)
+        self._spread = state.integer("spread", 1)
+        self._planned = state.integer("planned")
+        self._frames_seen = state.integer("frames_seen")
+        self._records = state.integer("records")
+        self._bytes = state.integer("bytes")
+        self._excess = state.number("excess")
+
     def _look_at(self, records: Bytes) -> None:
         """Collect what the next dictionary is made from, and make it when there is none, or only a makeshift one."""
         if self._content:
@@ -152,7 +205,7 @@ class ZstdDictCodec(ZstdCodec):
         super()._connect()
         self._prepared: dict[int, Any] = {}
         self._prepared_lock = threading.Lock()
-        self._for_libzstd: dict[int, libzstd.Dictionary] = {}
+        self._for_libzstd = {}
         self._addresses = None
 
     not_pickled = (*ZstdCodec.not_pickled, "_prepared", "_prepared_lock", "_for_libzstd", "_addresses")
@@ -214,3 +267,14 @@ class ZstdDictCodec(ZstdCodec):
                 del kept[gone]
             kept[reference] = (dictionary, self._library.ZstdDecompressor(dict_data=dictionary))
         return kept[reference][1]
+
+
+def _as_array(content: bytes) -> Bytes:
+    return np.frombuffer(content, dtype=np.uint8)
+
+
+def _pieces(state: SavedState, name: str, size: int) -> list[bytes]:
+    content = state.array(name, np.uint8, (None,))
+    if len(content) % size:
+        raise state.error(name, f"must be pieces of {size} bytes")
+    return [piece.tobytes() for piece in content.reshape(-1, size)]

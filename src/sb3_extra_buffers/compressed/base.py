@@ -3,29 +3,50 @@
 from __future__ import annotations
 
 import math
+from abc import ABCMeta
 from collections.abc import Mapping
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.buffers import BaseBuffer, DictReplayBuffer, DictRolloutBuffer
+from stable_baselines3.common.buffers import BaseBuffer, DictReplayBuffer, DictRolloutBuffer, ReplayBuffer
 from stable_baselines3.common.preprocessing import get_obs_shape, is_image_space
+from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_extra_buffers.errors import ConfigurationError
+from sb3_extra_buffers.persistence import files
+from sb3_extra_buffers.persistence.folder import BufferFolder
+from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.config import FrameStack, StorageConfig
 from sb3_extra_buffers.storage.observation_array import FlatObservations, ObservationArray
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 from sb3_extra_buffers.storage.outputs import OutputPool
 from sb3_extra_buffers.storage.usage import MemoryUsage
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from sb3_extra_buffers.persistence.state import SavedState, State
+
 Observations = ObservationArray | FlatObservations
 SINGLE = ""
 """The key of the only store where the observation space is not a Dict."""
 
 
-class BaseCompressedBuffer(BaseBuffer):
+class _Reopening(ABCMeta):
+    """Lets a buffer on disk have what its folder holds, as soon as all constructors are through."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        buffer = super().__call__(*args, **kwargs)
+        if buffer._folder is not None:
+            buffer._folder.reopen(buffer)
+        return buffer
+
+
+class BaseCompressedBuffer(BaseBuffer, metaclass=_Reopening):
     """Put before one of SB3's buffer classes, it replaces the arrays for observations by compressed stores.
 
     SB3's class does everything else. It never allocates observations: its constructor is given a space without
@@ -39,9 +60,13 @@ class BaseCompressedBuffer(BaseBuffer):
     :param decompression_kwargs: Options of the codec that concern decoding.
     :param normalize_images: Sample images as floats in [0, 1].
     :param frame_stack: How many frames an observation stacks: ``"auto"`` finds out, ``None`` stores observations whole.
+    :param storage: ``"mmap"`` keeps compressed observations in files, for replay buffers that are larger than memory.
+    :param path: The folder of these files. What is in there, from a buffer of the same kind, is opened again.
     """
 
     _n_columns = 1
+    _saved_fields: ClassVar[tuple[str, ...]] = ()
+    """The arrays that SB3's class keeps beside observations."""
 
     def __init__(
         self,
@@ -56,6 +81,8 @@ class BaseCompressedBuffer(BaseBuffer):
         normalize_images: bool = False,
         output_dtype: Literal["raw", "float"] = "raw",
         frame_stack: FrameStack = "auto",
+        storage: Literal["memory", "mmap"] = "memory",
+        path: str | Path | None = None,
         **kwargs: Any,
     ) -> None:
         if buffer_size < 1 or kwargs.get("n_envs", 1) < 1:
@@ -71,6 +98,7 @@ class BaseCompressedBuffer(BaseBuffer):
             )
         if output_dtype not in ("raw", "float"):
             raise ConfigurationError(f"output_dtype must be 'raw' or 'float', not {output_dtype!r}.")
+        self._folder = self._open_folder(storage, path)
         self._config = StorageConfig.from_arguments(
             compression_method, dtypes, compression_kwargs, decompression_kwargs, frame_stack
         )
@@ -106,6 +134,105 @@ class BaseCompressedBuffer(BaseBuffer):
             raw_equivalent=round(filled * fields) + transitions * raw,
         )
 
+    def save(self, path: str | Path, progress: bool | None = None) -> None:
+        """Write all there is to a file without pickle in it, for :meth:`load`.
+
+        Saving to the same file again writes what has changed. At any moment, also if the process is killed, the file is
+        a whole one. See ``docs/saving.md`` for the format.
+
+        :param progress: Show a progress bar. By default for large buffers, where a person is watching.
+        """
+        files.save(self, Path(path), progress)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        device: th.device | str = "auto",
+        mmap: bool = False,
+        env: VecEnv | None = None,
+        progress: bool | None = None,
+    ) -> Self:
+        """A buffer as :meth:`save` wrote it. The file may come from a stranger: nothing in it is run.
+
+        :param device: Where batches go.
+        :param mmap: Read what is large when it is needed, from the file, whose checksums are then not compared. Changes
+            stay in memory. The file may be saved to or replaced meanwhile, but not changed in any other way.
+        :param env: Its spaces must be those of the buffer. ``CompressedHerReplayBuffer`` computes rewards with it.
+        """
+        return files.load(cls, Path(path), device, mmap, env, progress)
+
+    def flush(self) -> None:
+        """Make sure that all that a buffer on disk holds now is there after the process has gone, however it goes.
+
+        Buffers in memory have nothing to do.
+        """
+        if self._folder is not None:
+            self._folder.flush(self)
+
+    def close(self) -> None:
+        """Flush a buffer on disk and let go of its folder. Nothing can be added afterwards."""
+        if self._folder is not None and self._folder.is_open:
+            self.flush()
+            self._folder.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _open_folder(self, storage: str, path: str | Path | None) -> BufferFolder | None:
+        if storage not in ("memory", "mmap"):
+            raise ConfigurationError(f"storage must be 'memory' or 'mmap', not {storage!r}.")
+        if (storage == "mmap") != (path is not None):
+            raise ConfigurationError(f"storage='mmap' goes with a path, but got storage={storage!r}, path={path!r}.")
+        if path is None:
+            return None
+        if not isinstance(self, ReplayBuffer):
+            raise ConfigurationError(
+                f"storage='mmap' is for replay buffers: a {type(self).__name__} is emptied after every rollout."
+            )
+        return BufferFolder(Path(path))
+
+    def _arguments(self) -> dict[str, Any]:
+        """What the constructor is to be called with to make a buffer like this one, ``device`` aside."""
+        recipe, elem_type = self._config.recipe, self._config.elem_type
+        return {
+            "buffer_size": self.buffer_size,
+            "observation_space": self.observation_space,
+            "action_space": self.action_space,
+            "n_envs": self.n_envs,
+            "compression_method": "auto" if recipe is None else str(recipe.method),
+            "compression_kwargs": {} if recipe is None else dict(recipe.options),
+            "dtypes": None if elem_type is None else {"elem_type": elem_type},
+            "normalize_images": self.normalize_images,
+            "output_dtype": self.output_dtype,
+            "frame_stack": self._config.frame_stack,
+        }
+
+    def _state(self) -> State:
+        return {
+            "pos": self.pos,
+            "full": self.full,
+            "fields": {name: getattr(self, name) for name in self._saved_fields},
+            "stores": {key: store.state() for key, store in self._stores.items()},
+        }
+
+    def _restore(self, state: SavedState) -> None:
+        """Take over what :meth:`_state` gave, in a buffer that was made with the same arguments."""
+        self.pos = state.integer("pos", 0, self.buffer_size)
+        self.full = state.boolean("full")
+        fields, stores = state.part("fields"), state.part("stores")
+        for name in self._saved_fields:
+            self._restore_field(name, fields)
+        for key, store in self._stores.items():
+            store.restore(stores.part(key))
+
+    def _restore_field(self, name: str, fields: SavedState) -> None:
+        fresh = getattr(self, name)
+        setattr(self, name, fields.array(name, fresh.dtype, fresh.shape))
+
     def _create_stores(self) -> None:
         parts = {SINGLE: self.observation_space}
         if isinstance(self.observation_space, spaces.Dict):
@@ -122,6 +249,7 @@ class BaseCompressedBuffer(BaseBuffer):
                 outputs=self._outputs,
                 as_float=self.output_dtype == "float" or (self.normalize_images and is_image),
                 divisor=255.0 if self.normalize_images and is_image else 1.0,
+                make_arena=Arena if self._folder is None else self._folder.arena_maker(key),
             )
 
     def _column(self, column: int, shift: int = 0) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+import json
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,10 @@ from stable_baselines3.her import HerReplayBuffer
 
 from sb3_extra_buffers.compressed.replay_buffer import CompressedDictReplayBuffer
 from sb3_extra_buffers.errors import ConfigurationError
+from sb3_extra_buffers.persistence.plain import decode, encode
+
+if TYPE_CHECKING:
+    from sb3_extra_buffers.persistence.state import SavedState, State
 
 
 class _BehindHer(CompressedDictReplayBuffer):
@@ -48,10 +53,39 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):  # type: ignore[mi
         if not self.copy_info_dict:
             self.infos = self.infos[:0].copy()  # a dict for every transition that nobody will ask for
 
+    _saved_fields = (*_BehindHer._saved_fields, "ep_start", "ep_length", "_current_ep_start")
+
+    def _arguments(self) -> dict[str, Any]:
+        arguments = {
+            **super()._arguments(),
+            "env": None,
+            "n_sampled_goal": self.n_sampled_goal,
+            "goal_selection_strategy": self.goal_selection_strategy,
+            "copy_info_dict": self.copy_info_dict,
+        }
+        del arguments["prefetch"]
+        return arguments
+
+    def _state(self) -> State:
+        state = dict(super()._state())
+        if self.copy_info_dict:
+            infos = encode(self.infos.tolist(), "infos")
+            state["infos"] = np.frombuffer(json.dumps(infos).encode(), dtype=np.uint8)
+        return state
+
+    def _restore(self, state: SavedState) -> None:
+        super()._restore(state)
+        if self.copy_info_dict:
+            infos = decode(json.loads(state.array("infos", np.uint8, (None,)).tobytes()))
+            self.infos[:] = np.array(infos, dtype=object).reshape(self.infos.shape)
+            if not all(isinstance(info, dict) for info in self.infos.flat):
+                raise state.error("infos", "must be dicts")
+
     def _get_real_samples(
         self,
         batch_indices: npt.NDArray[np.int64],
         env_indices: npt.NDArray[np.int64],
         env: VecNormalize | None = None,
     ) -> Any:
-        return self._samples_at(batch_indices, env_indices, env)
+        # SB3 draws both at once and gives views of that, where compiled code wants arrays.
+        return self._samples_at(batch_indices.copy(), env_indices.copy(), env)

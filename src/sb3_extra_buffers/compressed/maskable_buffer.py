@@ -17,6 +17,10 @@ class CompressedMaskableRolloutBuffer(CompressedRolloutBuffer, MaskableRolloutBu
     Further arguments: see :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`.
     """
 
+    _saved_fields = (*CompressedRolloutBuffer._saved_fields, "action_masks")
+
 
 class CompressedMaskableDictRolloutBuffer(CompressedDictRolloutBuffer, MaskableDictRolloutBuffer):
     """The same for Dict observation spaces, each key stored on its own."""
+
+    _saved_fields = CompressedMaskableRolloutBuffer._saved_fields

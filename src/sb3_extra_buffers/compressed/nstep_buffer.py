@@ -27,6 +27,9 @@ class CompressedNStepReplayBuffer(CompressedReplayBuffer, NStepReplayBuffer):
             raise ConfigurationError(f"n_steps must be at least 1, not {n_steps}.")
         super().__init__(*args, n_steps=n_steps, gamma=gamma, **kwargs)
 
+    def _arguments(self) -> dict[str, Any]:
+        return {**super()._arguments(), "n_steps": self.n_steps, "gamma": self.gamma}
+
     def _samples_at(
         self,
         batch_inds: npt.NDArray[np.int64],

@@ -13,7 +13,7 @@ Any off-policy algorithm can use it. What its ``train()`` has to do beyond sampl
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 import numpy as np
@@ -27,6 +27,9 @@ from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
 from sb3_extra_buffers.compressed.sum_tree import SumTree
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
 from sb3_extra_buffers.storage.usage import MemoryUsage
+
+if TYPE_CHECKING:
+    from sb3_extra_buffers.persistence.state import SavedState, State
 
 
 class PrioritizedReplayBufferSamples(NamedTuple):
@@ -136,6 +139,23 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
     def memory_usage(self) -> MemoryUsage:
         usage = super().memory_usage()
         return dataclasses.replace(usage, index=usage.index + round(self._tree.nbytes * self.size() / self.buffer_size))
+
+    def _arguments(self) -> dict[str, Any]:
+        return {**super()._arguments(), "alpha": self.alpha, "beta": self._beta.value, "epsilon": self.epsilon}
+
+    def _state(self) -> State:
+        return {
+            **super()._state(),
+            "progress_remaining": float(self.progress_remaining),
+            "max_priority": self.max_priority,
+            "tree": self._tree.state(),
+        }
+
+    def _restore(self, state: SavedState) -> None:
+        super()._restore(state)
+        self.progress_remaining = state.number("progress_remaining")
+        self.max_priority = state.number("max_priority")
+        self._tree.restore(state.part("tree"))
 
     def _places(self, slot: int) -> npt.NDArray[np.int64]:
         return np.arange(slot * self.n_envs, (slot + 1) * self.n_envs)

@@ -16,15 +16,28 @@ except ImportError as error:
     raise MissingPackageError("A rollout buffer with recurrent states", "sb3-contrib", "contrib") from error
 
 
+_STATES = ("hidden_states_pi", "cell_states_pi", "hidden_states_vf", "cell_states_vf")
+
+
 class CompressedRecurrentRolloutBuffer(CompressedRolloutBuffer, RecurrentRolloutBuffer):
     """contrib's ``RecurrentRolloutBuffer`` with compressed observations.
 
     Further arguments: see :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`.
     """
 
+    _saved_fields = (*CompressedRolloutBuffer._saved_fields, *_STATES)
+
+    def _arguments(self) -> dict[str, Any]:
+        return {**super()._arguments(), "hidden_state_shape": self.hidden_state_shape}
+
 
 class CompressedRecurrentDictRolloutBuffer(CompressedDictRolloutBuffer, RecurrentDictRolloutBuffer):
     """The same for Dict observation spaces, each key stored on its own."""
+
+    _saved_fields = CompressedRecurrentRolloutBuffer._saved_fields
+
+    def _arguments(self) -> dict[str, Any]:
+        return {**super()._arguments(), "hidden_state_shape": self.hidden_state_shape}
 
 
 class CompressedRecurrentPPO(RecurrentPPO):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +14,13 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_extra_buffers.compressed.base import SINGLE, BaseCompressedBuffer
+from sb3_extra_buffers.compressed.conversion import Conversions
 from sb3_extra_buffers.compressed.n_step_check import check_n_steps
 from sb3_extra_buffers.compressed.prefetch import Prefetcher
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
 
 
-class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
+class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
     """SB3's ``ReplayBuffer`` with compressed observations: same arguments, same batches under the same seed.
 
     An observation and its successor share their memory wherever they are equal, which is exact, so there is little left
@@ -66,6 +67,17 @@ class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
         self.observations = self._column(0)
         self.next_observations = self._column(0, shift=1) if optimize_memory_usage else self._column(1)
 
+    _saved_fields: ClassVar[tuple[str, ...]] = ("actions", "rewards", "dones", "timeouts")
+
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            **super()._arguments(),
+            "buffer_size": self.buffer_size * self.n_envs,
+            "optimize_memory_usage": self.optimize_memory_usage,
+            "handle_timeout_termination": self.handle_timeout_termination,
+            "prefetch": self._prefetcher is not None,
+        }
+
     def add(
         self,
         obs: npt.NDArray[Any] | dict[str, npt.NDArray[Any]],
@@ -75,6 +87,8 @@ class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
         done: npt.NDArray[Any],
         infos: list[dict[str, Any]],
     ) -> None:
+        if self._folder is not None:
+            self._folder.before_adding(self)
         with self._prefetcher.paused() if self._prefetcher else nullcontext():
             self._write(obs, next_obs, action, reward, done, infos)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
 from sb3_extra_buffers.errors import EmptyBufferError
+
+if TYPE_CHECKING:
+    from sb3_extra_buffers.persistence.state import SavedState, State
 
 
 class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
@@ -16,6 +19,16 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
 
     Further arguments: see :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`.
     """
+
+    _saved_fields: ClassVar[tuple[str, ...]] = (
+        "actions",
+        "rewards",
+        "returns",
+        "episode_starts",
+        "values",
+        "log_probs",
+        "advantages",
+    )
 
     def reset(self) -> None:
         # SB3 allocates a rollout's observations here, every time. It is shown a shape without elements.
@@ -47,6 +60,29 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
             if store.output_dtype == store.dtype:
                 store.output_dtype = (arrays[key] if isinstance(arrays, dict) else arrays).dtype
         self.observations = self._column(0)
+
+    def _arguments(self) -> dict[str, Any]:
+        return {**super()._arguments(), "gae_lambda": self.gae_lambda, "gamma": self.gamma}
+
+    def _state(self) -> State:
+        return {**super()._state(), "generator_ready": self.generator_ready}
+
+    def _restore(self, state: SavedState) -> None:
+        super()._restore(state)
+        self.observations = self._column(0)
+        self.generator_ready = state.boolean("generator_ready")
+        if self.generator_ready:
+            # As SB3 leaves it when batches have been taken from it.
+            arrays: Any = self.observations
+            if isinstance(arrays, dict):
+                arrays.update({key: self.swap_and_flatten(array) for key, array in arrays.items()})
+            else:
+                self.observations = self.swap_and_flatten(arrays)
+
+    def _restore_field(self, name: str, fields: SavedState) -> None:
+        # Flattened, once batches have been taken from it.
+        fresh = getattr(self, name)
+        setattr(self, name, fields.array_of_size(name, fresh.dtype, fresh.size))
 
 
 class CompressedDictRolloutBuffer(CompressedRolloutBuffer, DictRolloutBuffer):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from itertools import pairwise
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from sb3_extra_buffers.compiled import load_kernels
+
+if TYPE_CHECKING:
+    from sb3_extra_buffers.persistence.state import SavedState, State
 
 FAN_OUT = 16
 """Children of a node: two cache lines, so a tree over a million priorities is five levels deep."""
@@ -80,6 +84,16 @@ class SumTree:
 
     def clear(self) -> None:
         self._nodes[:] = 0.0
+
+    def state(self) -> State:
+        """For :mod:`sb3_extra_buffers.persistence`: the priorities, from which all sums follow."""
+        return {"priorities": self._nodes[: self.size]}
+
+    def restore(self, state: SavedState) -> None:
+        priorities = state.array("priorities", np.float64, (self.size,))
+        if not (np.isfinite(priorities) & (priorities >= 0)).all():
+            raise state.error("priorities", "must be numbers, and none below 0")
+        self[np.flatnonzero(priorities)] = priorities[priorities > 0]
 
     def _levels(self) -> list[npt.NDArray[np.float64]]:
         return [self._nodes[low:high] for low, high in pairwise(self._bounds)]

@@ -72,6 +72,8 @@ class BaseGpuBuffer(BaseCompressedBuffer):
             raise ConfigurationError(
                 "prefetch=True is for buffers in host memory. Leave it out: a device works in the background anyway."
             )
+        if kwargs.get("storage", "memory") != "memory":
+            raise ConfigurationError("storage='mmap' is for buffers in host memory, not on a device.")
         for name, value in (("heap_bytes", heap_bytes), ("max_slot_bytes", max_slot_bytes)):
             if value is not None and value < 1:
                 raise ConfigurationError(f"{name} must be at least 1, not {value}.")
@@ -122,6 +124,14 @@ class BaseGpuBuffer(BaseCompressedBuffer):
             fields=fields,
             raw_equivalent=fields + transitions * raw,
         )
+
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            **super()._arguments(),
+            "buffer_device": None if self._requested_device is None else str(self._requested_device),
+            "heap_bytes": self._heap_bytes,
+            "max_slot_bytes": self._max_slot_bytes,
+        }
 
     @property
     def _device_stores(self) -> dict[str, DeviceStore]:

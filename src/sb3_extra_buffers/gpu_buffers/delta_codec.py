@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from sb3_extra_buffers.codecs.base import FrameSpec, Indices
 from sb3_extra_buffers.codecs.delta import DeltaCodec, Words
 from sb3_extra_buffers.codecs.references import UseCounts
+
+if TYPE_CHECKING:
+    from sb3_extra_buffers.persistence.state import SavedState, State
 
 _LOOK_AFTER = 8
 """Records per lane between two looks at how well its reference fits."""
@@ -47,6 +52,14 @@ class BatchDeltaCodec(DeltaCodec):
     def forget_what_was_taken(self) -> None:
         """All reference frames count as new."""
         self._uses.new_numbers[:] = range(len(self._frames))
+
+    def state(self) -> State:
+        return {**super().state(), "unseen": self._unseen}
+
+    def restore(self, state: SavedState) -> None:
+        super().restore(state)
+        self._unseen = state.integer("unseen")
+        self.forget_what_was_taken()
 
     def _choose_references(self, first_frames: Words, lanes: Indices) -> Indices:
         self._make_room_for_lanes(int(lanes[-1]) + 1)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch as th
 
 from sb3_extra_buffers.codecs.base import Bytes
@@ -11,6 +12,9 @@ from sb3_extra_buffers.errors import CapacityError
 from sb3_extra_buffers.gpu_buffers.raw_buffer import RawBuffer
 from sb3_extra_buffers.gpu_buffers.transfer import CPU, copy_into
 from sb3_extra_buffers.storage.arena import Arena
+
+if TYPE_CHECKING:
+    from sb3_extra_buffers.persistence.state import SavedState
 
 _STAGED_BYTES = 1 << 20
 _SMALLEST_STEP = 1 << 16
@@ -143,6 +147,13 @@ class DeviceArena(Arena):
         if size < self.tail:
             return 0
         return self.head + size - self.limit
+
+    def _restore_bytes(self, state: SavedState) -> int:
+        stored = state.array("bytes", np.uint8, (None,))
+        self.budget.taken += len(stored) - self.size
+        self._heap = RawBuffer(len(stored) + self._slack, self.device)
+        copy_into(self.heap[: len(stored)], stored)
+        return len(stored)
 
     def to(self, device: th.device) -> None:
         self.flush()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,9 @@ from sb3_extra_buffers.gpu_buffers.raw_buffer import pack_segments
 from sb3_extra_buffers.gpu_buffers.transfer import copy_into, upload
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.stacking import StackLayout
+
+if TYPE_CHECKING:
+    from sb3_extra_buffers.persistence.state import SavedState
 
 _WAITING_STEPS = 24
 _WAITING_BYTES = 4 << 20
@@ -168,6 +171,11 @@ class DeviceFrameStore(FrameStore):
         on_device = found.to(self.device, non_blocking=True)
         chosen = upload(sources, self.device).reshape(len(lanes), len(firsts), len(steps))
         return [on_device[chosen[:, i]] for i in range(len(firsts))]
+
+    def restore(self, state: SavedState) -> None:
+        super().restore(state)
+        self._most_waiting = int((self.heads - self.encoded).max())
+        self._forget_copy()
 
     # The device's copy
 

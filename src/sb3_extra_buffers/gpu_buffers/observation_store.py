@@ -7,7 +7,7 @@ the device; :class:`DenseObservationStore` keeps observations as they are, in on
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,9 @@ from sb3_extra_buffers.storage.config import CodecRecipe
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 from sb3_extra_buffers.storage.stacking import StackLayout
+
+if TYPE_CHECKING:
+    from sb3_extra_buffers.persistence.state import SavedState, State
 
 
 class DeviceStore(ObservationStore):
@@ -186,6 +189,10 @@ class PackedObservationStore(DeviceStore):
         super()._rebuild(layout, recipe)
         self._changes.note_all()
 
+    def restore(self, state: SavedState) -> None:
+        super().restore(state)
+        self._copy_ends()
+
     def _copy_ends(self) -> None:
         shape = (self.n_slots, self.n_envs)
         self._ends_copies = [th.zeros(shape, dtype=th.int32, device=self.device) for _ in self.ends]
@@ -274,6 +281,13 @@ class DenseObservationStore(DeviceStore):
     @property
     def device_bytes(self) -> int:
         return self.values.nbytes
+
+    def state(self) -> State:
+        return {"values": self.values.cpu().numpy()}
+
+    def restore(self, state: SavedState) -> None:
+        values = state.array("values", np.uint8, tuple(self.values.shape))
+        self.values = th.from_numpy(values).to(self.device)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "values": self.values.cpu(), "device": th.device("cpu")}

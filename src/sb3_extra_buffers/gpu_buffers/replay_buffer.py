@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ from sb3_extra_buffers.gpu_buffers.fields import Fields
 from sb3_extra_buffers.gpu_buffers.kernels.batch import FieldBatch
 from sb3_extra_buffers.gpu_buffers.normalization import normalize_obs, normalize_reward
 from sb3_extra_buffers.gpu_buffers.places import Places
+
+if TYPE_CHECKING:
+    from sb3_extra_buffers.persistence.state import SavedState
 
 _ONE_COLUMN, _TWO_COLUMNS = [0, 0], [0, 1]
 _FIELDS = ("actions", "rewards", "dones", "timeouts")
@@ -145,6 +148,10 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
         super()._settle()
         if before != self._location:
             self._fields.to(self._location)
+
+    def _restore_field(self, name: str, fields: SavedState) -> None:
+        field = getattr(self, name)
+        field[:] = fields.array(name, field.dtype, field.shape)
 
     def _show_fields(self) -> None:
         for name in _FIELDS:

@@ -11,12 +11,15 @@ alive even after it has been overwritten many times.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sb3_extra_buffers.storage.memory import AnonymousMemory
+from sb3_extra_buffers.storage.memory import AnonymousMemory, FileMemory, PartOfBytes, Unpickled
+
+if TYPE_CHECKING:
+    from sb3_extra_buffers.persistence.state import SavedState, State
 
 _SMALLEST_STEP = 1 << 16
 
@@ -31,7 +34,7 @@ class Arena:
         """Bytes beyond it were never written, and so take no memory."""
         self.wrap: int | None = None
         """Where the upper part of the live bytes ends, when the head has gone round."""
-        self._memory = AnonymousMemory(_SMALLEST_STEP)
+        self._memory: AnonymousMemory | FileMemory = AnonymousMemory(_SMALLEST_STEP)
 
     @property
     def data(self) -> npt.NDArray[np.uint8]:
@@ -109,13 +112,38 @@ class Arena:
         if size > len(self.data):
             self._memory.resize(max(size, len(self.data) * 9 // 8))
 
+    @property
+    def _live_ranges(self) -> list[tuple[int, int]]:
+        if self.wrap is None:
+            return [(self.tail, self.head)]
+        return [(0, self.head), (self.tail, self.wrap)]
+
+    def state(self) -> State:
+        """For :mod:`sb3_extra_buffers.persistence`. What is dead is left out, but all live bytes keep their places."""
+        if not self.live_bytes:
+            return {"head": 0, "tail": 0, "wrap": None, "bytes": PartOfBytes(self.data[:0], [])}
+        end = self.head if self.wrap is None else self.wrap
+        live = PartOfBytes(self.data[:end], self._live_ranges)
+        return {"head": self.head, "tail": self.tail, "wrap": self.wrap, "bytes": live}
+
+    def restore(self, state: SavedState) -> None:
+        self.limit = self._restore_bytes(state)
+        self.head = state.integer("head", 0, self.limit)
+        self.tail = state.integer("tail", 0, self.limit)
+        self.wrap = state.integer("wrap", self.tail, self.limit) if state.has("wrap") else None
+        if self.head < self.tail if self.wrap is None else self.head >= self.tail:
+            raise state.error("head", f"and tail cannot be {self.head} and {self.tail}")
+
+    def _restore_bytes(self, state: SavedState) -> int:
+        """Take over the bytes, and return how many they are."""
+        self._memory, size = state.memory("bytes", _SMALLEST_STEP)
+        return size
+
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        state["_memory"] = self.data[: self.limit]
-        return state
+        end = self.head if self.wrap is None else self.wrap
+        return {**self.__dict__, "limit": end, "_memory": PartOfBytes(self.data[:end], self._live_ranges)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        stored = state.pop("_memory")
+        stored: Unpickled = state.pop("_memory")
         self.__dict__.update(state)
-        self._memory = AnonymousMemory(max(len(stored), _SMALLEST_STEP))
-        self._memory.data[: len(stored)] = stored
+        self._memory = stored.memory

@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sb3_extra_buffers.codecs.base import Bytes, Codec, Indices
 from sb3_extra_buffers.storage.arena import Arena
+from sb3_extra_buffers.storage.extent_arena import ExtentArena
 from sb3_extra_buffers.storage.matching import NewestObservations
 from sb3_extra_buffers.storage.memory import zeros
 from sb3_extra_buffers.storage.stacking import StackLayout
 from sb3_extra_buffers.threads import run_in_slices
+
+if TYPE_CHECKING:
+    from sb3_extra_buffers.persistence.state import SavedState, State
 
 _CACHE_BYTES = 2 << 20
 """Roughly what decoded records may take before they push each other out of a core's cache."""
@@ -41,11 +45,11 @@ _PIECE = 1024
 class FrameStore:
     """Appends observations to ``n_lanes`` lanes, sharing frames with the observation before."""
 
-    def __init__(self, codec: Codec, n_lanes: int, layout: StackLayout) -> None:
+    def __init__(self, codec: Codec, n_lanes: int, layout: StackLayout, arena: Arena | None = None) -> None:
         self.codec = codec
         self.layout = layout
         self.n_lanes = n_lanes
-        self.arena = Arena()
+        self.arena = arena or Arena()
         group = codec.frames_per_record
         # Room for an unfinished record and a whole observation; a multiple of the record, so that each is contiguous.
         ring_size = -(-(group - 1 + layout.stack) // group) * group
@@ -166,6 +170,81 @@ class FrameStore:
             lengths = self.lengths[lane, np.arange(first, end) % capacity]
             means[lane] = lengths.mean() / group if len(lengths) else 0.0
         return means
+
+    def state(self) -> State:
+        """For :mod:`sb3_extra_buffers.persistence`."""
+        references = {"references": self.references} if self._has_references else {}
+        return {
+            "waiting": self.ring[self._waiting_places()],
+            "heads": self.heads,
+            "encoded": self.encoded,
+            "bytes_encoded": self._bytes_encoded,
+            "frames_encoded": self._frames_encoded,
+            "first_records": self.first_records,
+            "starts": self.starts,
+            "lengths": self.lengths,
+            **references,
+            "newest": self.newest.state(),
+            "arena": self.arena.state(),
+            "codec": self.codec.state(),
+        }
+
+    def restore(self, state: SavedState) -> None:
+        """Take over what :meth:`state` gave, in a store that was made with the same arguments."""
+        n_lanes = self.n_lanes
+        self.heads = state.array("heads", np.int64, (n_lanes,))
+        self.encoded = state.array("encoded", np.int64, (n_lanes,))
+        self._bytes_encoded = state.integer("bytes_encoded")
+        self._frames_encoded = state.integer("frames_encoded")
+        self.first_records = state.array("first_records", np.int64, (n_lanes,))
+        self.starts = state.array("starts", np.int64, (n_lanes, None))
+        self.lengths = state.array("lengths", np.uint32, self.starts.shape)
+        self._has_references = state.has("references")
+        if self._has_references:
+            self.references = state.array("references", np.uint32, self.starts.shape)
+        else:
+            self.references = zeros(self.starts.shape, np.dtype(np.uint32))
+        self.newest.restore(state.part("newest"), self.codec.frame.nbytes)
+        arena = state.part("arena")
+        if arena.has("extents") and not isinstance(self.arena, ExtentArena):
+            self.arena = ExtentArena()
+        self.arena.restore(arena)
+        self.codec.restore(state.part("codec"))
+        self._check_index(state)
+        waiting = self.heads - self.encoded
+        frames = state.array("waiting", np.uint8, (int(waiting.sum()), self.codec.frame.nbytes))
+        group = self.codec.frames_per_record
+        n_frames = max(self.ring.shape[1], -(-int(waiting.max()) // group) * group)
+        self.ring = np.zeros((self.n_lanes, n_frames, self.codec.frame.nbytes), dtype=np.uint8)
+        self.ring[self._waiting_places()] = frames
+
+    def _waiting_places(self) -> tuple[Indices, Indices]:
+        """Lanes and places in their rings of all frames that wait."""
+        waiting = self.heads - self.encoded
+        before = np.cumsum(waiting) - waiting
+        numbers = np.arange(int(waiting.sum())) + np.repeat(self.encoded - before, waiting)
+        return np.repeat(np.arange(self.n_lanes), waiting), numbers % self.ring.shape[1]
+
+    def _check_index(self, state: SavedState) -> None:
+        """Compiled code trusts the index, so nothing in it may lead astray."""
+        group, capacity = self.codec.frames_per_record, self.starts.shape[1]
+        waiting, ends = self.heads - self.encoded, self.encoded // group
+        if (
+            capacity == 0
+            or (self.encoded < 0).any()
+            or (self.encoded % group).any()
+            or (self.heads > np.iinfo(np.uint32).max).any()
+            or (waiting < 0).any()
+            or not ((self.first_records >= 0) & (self.first_records <= ends)).all()
+            or (ends - self.first_records > capacity).any()
+        ):
+            raise state.error("encoded", "does not agree with the other numbers of frames")
+        for lane, (first, end) in enumerate(zip(self.first_records.tolist(), ends.tolist(), strict=True)):
+            records = np.arange(first, end) % capacity
+            starts, lengths = self.starts[lane, records], self.lengths[lane, records].astype(np.int64)
+            inside = (starts >= 0) & (starts <= self.arena.limit - lengths) & (lengths <= self.codec.max_encoded_size)
+            if not inside.all() or not self.codec.take(self.references[lane, records].astype(np.int64)):
+                raise state.error("starts", f"of lane {lane} leads to records that are not there")
 
     def _encode_waiting(self, oldest: Callable[[], Indices]) -> None:
         group = self.codec.frames_per_record

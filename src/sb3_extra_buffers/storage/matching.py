@@ -12,6 +12,7 @@ shape says "channels first" but whose memory has the channels of a pixel togethe
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,9 @@ import numpy.typing as npt
 from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.compiled import load_kernels
 from sb3_extra_buffers.storage.stacking import MemoryForm
+
+if TYPE_CHECKING:
+    from sb3_extra_buffers.persistence.state import SavedState, State
 
 
 class NewestObservations:
@@ -59,6 +63,25 @@ class NewestObservations:
 
     def forget(self) -> None:
         self.known[:] = False
+
+    def state(self) -> State:
+        form = None if self._form is None else list(self._form)
+        return {"form": form, "known": self.known, "memory": self.memory}
+
+    def restore(self, state: SavedState, frame_bytes: int) -> None:
+        n_lanes = len(self.known)
+        form = state.value("form")
+        if form is None:
+            return
+        self.known = state.array("known", np.bool_, (n_lanes,))
+        self.memory = state.array("memory", np.uint8, (n_lanes, self.stack * frame_bytes))
+        if not isinstance(form, list) or len(form) != 3 or not all(type(size) is int and size > 0 for size in form):
+            raise state.error("form", f"must be three numbers, not {form!r}")
+        self._form = MemoryForm(*form)
+        pixels, chunk, item = self._form
+        if pixels * chunk != frame_bytes or chunk % item:
+            raise state.error("form", f"is {form} for frames of {frame_bytes} bytes")
+        self._masks = _masks(self._form, self.stack)
 
 
 def _masks(form: MemoryForm, stack: int) -> npt.NDArray[np.uint64]:

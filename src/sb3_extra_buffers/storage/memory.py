@@ -4,41 +4,129 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import sys
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+
+from sb3_extra_buffers.errors import SaveError
+
+_PIECE = 1 << 15
+"""Of a pickle, which keeps a thousand of them at a time."""
 
 
 class AnonymousMemory:
     """Bytes from the operating system. Pages that were never written take no physical memory."""
 
     def __init__(self, size: int) -> None:
-        self._map = _map_private(size)
+        self._map: mmap.mmap | None = _map_private(size)
         self.data: npt.NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
+
+    @classmethod
+    def around(cls, data: npt.NDArray[np.uint8]) -> AnonymousMemory:
+        """Bytes from elsewhere, such as a mapped file, until they have to grow."""
+        memory = cls.__new__(cls)
+        memory._map = None
+        memory.data = data
+        return memory
 
     def resize(self, size: int) -> None:
         """Make room for ``size`` bytes, keeping the contents."""
-        old = self.data
-        self.data = np.empty(0, dtype=np.uint8)
-        if sys.platform == "linux":
+        if sys.platform == "linux" and self._map is not None:
             # The kernel moves page tables, not bytes. It refuses while somebody else looks at the memory
             # (a second thread that samples), and then the bytes are copied like everywhere else.
-            del old
+            self.data = np.empty(0, dtype=np.uint8)
             try:
                 self._map.resize(size)
+                return
             except BufferError:
-                self._copy_into(size)
-        else:
-            self._copy_into(size)
+                pass
+            finally:
+                self.data = np.frombuffer(self._map, dtype=np.uint8)
+        old, self._map = self.data, _map_private(size)
         self.data = np.frombuffer(self._map, dtype=np.uint8)
+        kept = min(size, len(old))
+        self.data[:kept] = old[:kept]
 
-    def _copy_into(self, size: int) -> None:
-        larger = _map_private(size)
-        kept = min(size, len(self._map))
-        larger[:kept] = self._map[:kept]
-        self._map = larger
+
+class FileMemory:
+    """Bytes of a file, mapped. The system may drop them from physical memory, and read them again when needed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._map: mmap.mmap | None = None
+        self.data: npt.NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
+        with path.open("a+b") as file:
+            self._map_file(file)
+
+    def resize(self, size: int) -> None:
+        """Make room for ``size`` bytes, keeping the contents. Not enough room on the disk is an error, here and now."""
+        with self.path.open("r+b") as file:
+            try:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, size)
+                else:
+                    file.truncate(size)
+            except OSError as error:
+                raise SaveError(f"{self.path} cannot grow to {size:,} bytes: {error.strerror}.") from error
+            self._map_file(file)
+
+    def flush(self) -> None:
+        """Make sure that all is on disk."""
+        if self._map is not None:
+            self._map.flush()
+
+    def _map_file(self, file: BinaryIO) -> None:
+        # Whoever looks at the bytes in another thread goes on looking at an older map of the same file.
+        if os.fstat(file.fileno()).st_size:
+            self._map = mmap.mmap(file.fileno(), 0)
+            self.data = np.frombuffer(self._map, dtype=np.uint8)
+
+
+class PartOfBytes:
+    """Bytes of which only some ranges mean anything, to be saved or pickled.
+
+    A pickle of a large array would take twice its memory, when it is written and again when it is read. This is pickled
+    in small pieces: as integers, which are the only long values that pickle does not hold on to until it is done.
+    """
+
+    def __init__(self, data: npt.NDArray[np.uint8], ranges: list[tuple[int, int]]) -> None:
+        self.data = data
+        self.ranges = [(start, end) for start, end in ranges if end > start]
+
+    def touches(self, start: int, end: int) -> bool:
+        """Whether anything between two places means something."""
+        return any(first < end and start < last for first, last in self.ranges)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        numbers = (int.from_bytes(self.data[start:end].data, "little") for start, end in _pieces(self.ranges))
+        return Unpickled, (len(self.data), self.ranges), None, numbers
+
+
+class Unpickled:
+    """Takes the pieces of a :class:`PartOfBytes` and puts them into memory of their own."""
+
+    def __init__(self, size: int, ranges: list[tuple[int, int]]) -> None:
+        self.memory = AnonymousMemory(size)
+        self._pieces = _pieces(ranges)
+
+    def append(self, number: int) -> None:
+        start, end = next(self._pieces)
+        self.memory.data[start:end] = np.frombuffer(number.to_bytes(end - start, "little"), dtype=np.uint8)
+
+    def extend(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self.append(number)
+
+
+def _pieces(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    for start, end in ranges:
+        for at in range(start, end, _PIECE):
+            yield at, min(at + _PIECE, end)
 
 
 def _map_private(size: int) -> mmap.mmap:

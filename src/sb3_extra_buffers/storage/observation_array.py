@@ -104,8 +104,9 @@ class ObservationArray:
             slots, envs = _broadcast(slots, envs)
         if self.shift:
             slots = (slots + self.shift) % self.store.n_slots
-        # Compiled code would be compiled again for integers of another size.
-        return slots.astype(np.int64, copy=False), envs.astype(np.int64, copy=False), rest
+        # What compiled code takes: integers of one size, one after the other.
+        slots, envs = (places.astype(np.int64, order="C", copy=False) for places in (slots, envs))
+        return slots, envs, rest
 
 
 def _broadcast(slots: npt.NDArray[Any], envs: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

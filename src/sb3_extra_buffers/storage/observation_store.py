@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +16,17 @@ import torch as th
 from sb3_extra_buffers.codecs.base import Codec, FrameSpec, Indices
 from sb3_extra_buffers.codecs.registry import parse_method
 from sb3_extra_buffers.errors import ObservationError
+from sb3_extra_buffers.persistence.plain import decode, encode
+from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.choice import choose_codec
 from sb3_extra_buffers.storage.config import CodecRecipe, StorageConfig, saturate
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.memory import zeros
 from sb3_extra_buffers.storage.outputs import OutputPool
-from sb3_extra_buffers.storage.stacking import RGB, StackLayout, declared_layout, detect_layout
+from sb3_extra_buffers.storage.stacking import MAX_STACK, RGB, StackLayout, declared_layout, detect_layout
+
+if TYPE_CHECKING:
+    from sb3_extra_buffers.persistence.state import SavedState, State
 
 logger = logging.getLogger("sb3_extra_buffers")
 
@@ -62,6 +68,7 @@ class ObservationStore:
         outputs: OutputPool | None = None,
         as_float: bool = False,
         divisor: float = 1.0,
+        make_arena: Callable[[], Arena] = Arena,
     ) -> None:
         self.n_slots = n_slots
         self.n_envs = n_envs
@@ -71,6 +78,7 @@ class ObservationStore:
         self.outputs = outputs or OutputPool()
         self.output_dtype = np.dtype(np.float32) if as_float else dtype
         self.divisor = divisor
+        self._make_arena = make_arena
         self.stored_dtype = config.stored_dtype(dtype)
         self.ends = [np.zeros((n_slots, n_envs), dtype=np.uint32) for _ in range(n_columns)]
         """The number of the frame after an observation's last one; 0 where there is none."""
@@ -161,6 +169,44 @@ class ObservationStore:
             recipe = recipe.without("indexed_colour")
         self._rebuild(layout, recipe)
         logger.info("%s, frame stack %d, for observations of shape %s", self.codec.label, layout.stack, self.shape)
+
+    def state(self) -> State:
+        """For :mod:`sb3_extra_buffers.persistence`."""
+        return {
+            "layout": {"stack": self.layout.stack, "axis": self.layout.axis},
+            "method": str(self._recipe.method),
+            "options": encode(self._recipe.options, "compression_kwargs"),
+            "steps": self._steps,
+            "decide_at": self._decide_at,
+            "usual_frame_bytes": self._usual_frame_bytes,
+            "compact_at": self._compact_at,
+            "ends": {str(column): ends for column, ends in enumerate(self.ends)},
+            "frames": self.frames.state(),
+        }
+
+    def restore(self, state: SavedState) -> None:
+        """Take over what :meth:`state` gave, in a store that was made with the same arguments."""
+        self._steps = state.integer("steps")
+        self._decide_at = state.integer("decide_at") if state.has("decide_at") else None
+        self._usual_frame_bytes = state.number("usual_frame_bytes") if state.has("usual_frame_bytes") else None
+        self._compact_at = state.integer("compact_at", _WORTH_COMPACTING)
+        recipe = CodecRecipe(parse_method(state.value("method")), decode(state.value("options")))
+        self._use(self._restored_layout(state.part("layout")), recipe)
+        self.frames.restore(state.part("frames"))
+        ends = state.part("ends")
+        self.ends = [ends.array(str(column), np.uint32, old.shape) for column, old in enumerate(self.ends)]
+        oldest = self.frames.first_records * self.codec.frames_per_record + self.layout.stack
+        for column in self.ends:
+            for i in range(0, self.n_slots, _PIECE):
+                piece = column[i : i + _PIECE]
+                if not ((piece == 0) | ((piece >= oldest) & (piece <= self.frames.heads))).all():
+                    raise state.error("ends", "leads to frames that are not there")
+
+    def _restored_layout(self, state: SavedState) -> StackLayout:
+        stack, axis = state.integer("stack", 1, MAX_STACK), state.value("axis")
+        if axis not in ("first", "last") or (stack > 1 and self.shape[0 if axis == "first" else -1] % stack):
+            raise state.error("stack", f"is {stack} along the {axis!r} axis of observations of shape {self.shape}")
+        return StackLayout(self.shape, self.stored_dtype, stack, axis)
 
     # How observations get in and out
 
@@ -266,7 +312,7 @@ class ObservationStore:
     def _use(self, layout: StackLayout, recipe: CodecRecipe) -> None:
         self.layout = layout
         self._recipe = recipe
-        self.frames = FrameStore(recipe.build(layout.frame), self.n_envs, layout)
+        self.frames = FrameStore(recipe.build(layout.frame), self.n_envs, layout, self._make_arena())
 
     def _by_age(self) -> Indices:
         """Slots that hold something, the one written first in front."""
@@ -296,6 +342,9 @@ class ObservationStore:
                     firsts = ends[slot, lanes].astype(np.int64) - old_layout.stack
                     _gather(old_frames, old_layout, lanes, firsts[None], [found])
                     self.ends[column][slot, lanes] = self.frames.append(lanes, found, self._oldest)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_make_arena": Arena}  # a copy is in memory
 
 
 def _gather(

@@ -1,0 +1,32 @@
+"""Making sure that what was written is on the disk."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+
+def sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """For files that were created, renamed or removed in it."""
+    if os.name == "posix":  # elsewhere, directories cannot be opened
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Write a small file so that at any moment the old or the new one is there, whole."""
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    with unfinished.open("wb") as file:
+        file.write(content)
+        sync(file)
+    unfinished.replace(path)
+    sync_directory(path.parent)

@@ -1,0 +1,149 @@
+"""Packed bytes that never move, for memory that lies in a file.
+
+Live bytes are a list of *extents*, oldest first. New bytes go to the end of the newest extent, or where there is a
+large gap they begin another one. Bytes that die are *held*: what a file says of them elsewhere may still be true, so
+they are written to again only after :meth:`ExtentArena.let_go`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sb3_extra_buffers.errors import CorruptDataError
+from sb3_extra_buffers.storage.arena import Arena
+from sb3_extra_buffers.storage.memory import AnonymousMemory, FileMemory, PartOfBytes, Unpickled
+
+if TYPE_CHECKING:
+    from sb3_extra_buffers.persistence.state import SavedState, State
+
+_SMALLEST_STEP = 1 << 20
+_MOST_EXTENTS = 10_000
+
+Extent = tuple[int, int]
+
+
+class ExtentArena(Arena):
+    """Grows like a ring, but in place."""
+
+    def __init__(self, memory: AnonymousMemory | FileMemory | None = None) -> None:
+        super().__init__()
+        self._memory = memory or self._memory
+        self._live: list[Extent] = []
+        self._held: list[Extent] = []
+
+    @property
+    def memory(self) -> AnonymousMemory | FileMemory:
+        return self._memory
+
+    @property
+    def live_bytes(self) -> int:
+        return sum(end - start for start, end in self._live)
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(end - start for start, end in self._held)
+
+    def allocate(self, size: int) -> int | None:
+        gaps = self._gaps()
+        if self._live:
+            first, start = self._live[-1]
+            if any(low == start and high - low >= size for low, high in gaps):
+                self._live[-1] = (first, start + size)
+                return start
+        # Small gaps are left alone until they have become larger ones.
+        start, end = max(gaps, key=lambda gap: gap[1] - gap[0], default=(0, 0))
+        if end - start < max(size, self.limit // 32, 1):
+            return None
+        self._live.append((start, start + size))
+        return start
+
+    def grow(self, size: int) -> tuple[int, int]:
+        larger = self.limit + max(size, self.limit // 16, _SMALLEST_STEP)
+        if larger > len(self.data):
+            self._memory.resize(larger)
+        self.limit = larger
+        return larger, 0
+
+    def free_until(self, start: int) -> None:
+        while self._live and not self._live[0][0] <= start < self._live[0][1]:
+            self._held.append(self._live.pop(0))
+        if self._live and self._live[0][0] < start:
+            first, end = self._live[0]
+            self._held.append((first, start))
+            self._live[0] = (start, end)
+
+    def clear(self) -> None:
+        self._held += self._live
+        self._live = []
+
+    def let_go(self) -> None:
+        """Nobody else refers to what has died."""
+        self._held = []
+
+    def distance(self, starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        behind = np.zeros_like(starts)
+        before = 0
+        for first, end in self._live:
+            inside = (starts >= first) & (starts < end)
+            behind[inside] = starts[inside] - first + before
+            before += end - first
+        return behind
+
+    def _gaps(self) -> list[Extent]:
+        gaps, at = [], 0
+        for start, end in sorted([*self._live, *self._held]):
+            if start > at:
+                gaps.append((at, start))
+            at = max(at, end)
+        return [*gaps, (at, self.limit)] if at < self.limit else gaps
+
+    def state(self) -> State:
+        end = max((end for _, end in self._live), default=0)
+        name = self._memory.path.name if isinstance(self._memory, FileMemory) else None
+        live = PartOfBytes(self.data[:end], self._live)
+        return {"extents": list(map(list, self._live)), "limit": self.limit, "file": name, "bytes": live}
+
+    def restore(self, state: SavedState) -> None:
+        if state.has("bytes"):
+            self._memory, self.limit = state.memory("bytes", _SMALLEST_STEP)
+        else:
+            self._memory = self._named_memory(state)
+            self.limit = state.integer("limit", 0, len(self.data))
+        extents = state.value("extents")
+        if not isinstance(extents, list) or len(extents) > _MOST_EXTENTS:
+            raise state.error("extents", "must be a list")
+        self._live = [(_bound(extent, 0), _bound(extent, 1)) for extent in extents]
+        at = 0
+        for start, end in sorted(self._live):
+            if not at <= start <= end <= self.limit:
+                raise state.error("extents", f"has {start} to {end} of {self.limit} bytes, or overlaps")
+            at = end
+
+    def _named_memory(self, state: SavedState) -> FileMemory:
+        """The file beside this arena's own that a buffer on disk was in."""
+        name = state.value("file")
+        if not isinstance(self._memory, FileMemory) or not isinstance(name, str) or Path(name).name != name:
+            raise state.error("bytes", "is missing")
+        path = self._memory.path.with_name(name)
+        if not path.exists():
+            raise CorruptDataError(f"{path} is missing: the buffer is not complete.")
+        return FileMemory(path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        end = max((end for _, end in self._live), default=0)
+        live = PartOfBytes(self.data[:end], self._live)
+        return {"limit": end, "_memory": live, "_live": self._live, "_held": []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        stored: Unpickled = state.pop("_memory")
+        self.__dict__.update(state)
+        self._memory = stored.memory
+
+
+def _bound(extent: Any, which: int) -> int:
+    value = extent[which] if isinstance(extent, list) and len(extent) == 2 else None
+    return value if type(value) is int else -1

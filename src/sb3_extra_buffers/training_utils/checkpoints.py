@@ -1,0 +1,163 @@
+"""Checkpoints of a model and its replay buffer, of which the newest whole one can be resumed from.
+
+A checkpoint is a folder with ``model.zip``, as SB3 saves it, ``buffer``, as :meth:`BaseCompressedBuffer.save` does,
+``vec_normalize.pkl`` where there is such a wrapper, and ``complete.json``, written last, which says what the others
+were when all were done. There is one folder more than are kept, and each is used again in turn, so that saving to it
+writes what has changed, while the others stay whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import warnings
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch as th
+import xxhash
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.type_aliases import GymEnv
+from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.her import HerReplayBuffer
+
+from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
+from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError, FileFormatError
+from sb3_extra_buffers.persistence import disk
+from sb3_extra_buffers.persistence.container import Container
+
+Algorithm = TypeVar("Algorithm", bound=BaseAlgorithm)
+
+_MODEL, _BUFFER, _VEC_NORMALIZE, _COMPLETE = "model.zip", "buffer", "vec_normalize.pkl", "complete.json"
+
+
+class CheckpointBufferCallback(BaseCallback):
+    """Saves the model and its replay buffer together, every so many steps and when training ends.
+
+    Whenever the process is killed, :meth:`resume` finds the last ``keep`` checkpoints whole. On-policy algorithms start
+    every rollout with an empty buffer, so there only the model is saved.
+
+    :param every: Steps, of all environments together, between two checkpoints.
+    :param path: A folder for the checkpoints.
+    :param keep: How many to keep.
+    """
+
+    def __init__(self, every: int, path: str | Path, keep: int = 1, verbose: int = 0) -> None:
+        if every < 1 or keep < 1:
+            raise ConfigurationError(f"every and keep must be at least 1, not {every} and {keep}.")
+        super().__init__(verbose)
+        self.every = every
+        self.path = Path(path)
+        self.keep = keep
+        self._saved_at: int | None = None
+
+    def save(self) -> Path:
+        """Save a checkpoint now, and return its folder."""
+        folder = self._folder_to_use()
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _COMPLETE).unlink(missing_ok=True)
+        buffer = self._buffer()
+        if buffer is not None:
+            buffer.save(folder / _BUFFER)
+        self.model.save(folder / _MODEL)
+        normalization = self.model.get_vec_normalize_env()
+        if normalization is not None:
+            normalization.save(str(folder / _VEC_NORMALIZE))
+        disk.replace(folder / _COMPLETE, json.dumps({"steps": self.num_timesteps, **_contents(folder)}).encode())
+        self._saved_at = self.num_timesteps
+        if self.verbose:
+            self.logger.log(f"Checkpoint after {self.num_timesteps} steps in {folder}")
+        return folder
+
+    @staticmethod
+    def newest(path: str | Path) -> Path | None:
+        """The folder of the newest checkpoint that is whole, or ``None`` without one."""
+        steps = {folder: _steps(folder) for folder in sorted(Path(path).glob("checkpoint_*"))}
+        whole = {folder: count for folder, count in steps.items() if count is not None}
+        return max(whole, key=lambda folder: whole[folder], default=None)
+
+    @classmethod
+    def resume(
+        cls,
+        model_class: type[Algorithm],
+        path: str | Path,
+        env: GymEnv | None = None,
+        device: th.device | str = "auto",
+        mmap: bool = False,
+        **kwargs: Any,
+    ) -> Algorithm | None:
+        """The model of the newest checkpoint that is whole, with its buffer, or ``None`` without one.
+
+        Go on with ``model.learn(..., reset_num_timesteps=False)``. The statistics of ``VecNormalize`` are put into the
+        one around ``env``.
+
+        :param mmap: As for ``load`` of a buffer.
+        :param kwargs: Further arguments for ``model_class.load``.
+        """
+        folder = cls.newest(path)
+        if folder is None:
+            return None
+        model = model_class.load(folder / _MODEL, env=env, device=device, **kwargs)
+        normalization = model.get_vec_normalize_env()
+        if normalization is not None and (folder / _VEC_NORMALIZE).exists():
+            saved = VecNormalize.load(str(folder / _VEC_NORMALIZE), normalization.venv)
+            normalization.obs_rms, normalization.ret_rms = saved.obs_rms, saved.ret_rms
+        if (folder / _BUFFER).exists():
+            buffer: Any = BaseCompressedBuffer.load(folder / _BUFFER, model.device, mmap, model.get_env())
+            if isinstance(buffer, HerReplayBuffer):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # the environments start anew, so the last episodes are over
+                    buffer.truncate_last_trajectory()
+            model.replay_buffer = buffer  # type: ignore[attr-defined]  # of off-policy algorithms
+        return model
+
+    def _on_training_start(self) -> None:
+        self._buffer()
+        self._saved_at = self.num_timesteps
+
+    def _on_step(self) -> bool:
+        if self.num_timesteps - (self._saved_at or 0) >= self.every:
+            self.save()
+        return True
+
+    def _on_training_end(self) -> None:
+        if self._saved_at != self.num_timesteps:
+            self.save()
+
+    def _buffer(self) -> BaseCompressedBuffer | None:
+        buffer = getattr(self.model, "replay_buffer", None)
+        if buffer is not None and not isinstance(buffer, BaseCompressedBuffer):
+            raise ConfigurationError(
+                f"A {type(buffer).__name__} cannot be saved as part of a checkpoint: use a buffer of this library, "
+                "such as replay_buffer_class=CompressedReplayBuffer."
+            )
+        return buffer
+
+    def _folder_to_use(self) -> Path:
+        """One that holds no whole checkpoint, or the oldest."""
+        folders = [self.path / f"checkpoint_{number}" for number in range(self.keep + 1)]
+        return min(folders, key=lambda folder: -1 if (steps := _steps(folder)) is None else steps)
+
+
+def _contents(folder: Path) -> dict[str, Any]:
+    """What the files in a checkpoint are, to tell whether they still are that."""
+    found: dict[str, Any] = {
+        name: xxhash.xxh3_128_hexdigest((folder / name).read_bytes())
+        for name in (_MODEL, _VEC_NORMALIZE)
+        if (folder / name).exists()
+    }
+    if (folder / _BUFFER).exists():
+        with Container.open(folder / _BUFFER) as file:
+            found[_BUFFER] = [file.generation, file.end]
+    return found
+
+
+def _steps(folder: Path) -> int | None:
+    """After how many steps a checkpoint was saved, or ``None`` if it is not whole."""
+    with contextlib.suppress(OSError, ValueError, KeyError, CorruptDataError, FileFormatError):
+        expected = json.loads((folder / _COMPLETE).read_bytes())
+        steps = int(expected.pop("steps"))
+        if expected == _contents(folder):
+            return steps
+    return None

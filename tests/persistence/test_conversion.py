@@ -1,0 +1,162 @@
+"""To SB3's buffers, Minari's datasets and arrays, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
+from stable_baselines3.common.save_util import save_to_pkl
+
+from sb3_extra_buffers.compressed import CompressedDictReplayBuffer, CompressedReplayBuffer
+from sb3_extra_buffers.errors import ConfigurationError
+from tests.persistence.buffers import ACTIONS, DICT, IMAGES, N_ENVS, SLOTS, make, steps_for
+from tests.transitions import add_to_replay, assert_same, sample_both
+
+OPTIMIZED = {"optimize_memory_usage": True, "handle_timeout_termination": False}
+PAIRS = [
+    (ReplayBuffer, CompressedReplayBuffer, IMAGES, {}),
+    (ReplayBuffer, CompressedReplayBuffer, IMAGES, OPTIMIZED),
+    (DictReplayBuffer, CompressedDictReplayBuffer, DICT, {}),
+]
+COUNTS = [0, 25, SLOTS, 2 * SLOTS + 11]
+
+
+def filled(cls: Any, space: spaces.Space, count: int, **kwargs: Any) -> Any:
+    buffer = cls(SLOTS * N_ENVS, space, ACTIONS, device="cpu", n_envs=N_ENVS, **kwargs)
+    for step in steps_for(buffer, count):
+        add_to_replay([buffer], step)
+    return buffer
+
+
+def check_same(plain: ReplayBuffer, ours: CompressedReplayBuffer) -> None:
+    """Now, and when more is added."""
+    assert (plain.pos, plain.full) == (ours.pos, ours.full)
+    for step in [None, *steps_for(plain, 10)]:
+        if step is not None:
+            add_to_replay([plain, ours], step)
+        if plain.size() > 1:
+            sample_both(plain, ours, 40, seed=1)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize(("plain_class", "our_class", "space", "arguments"), PAIRS)
+def test_from_sb3(plain_class: Any, our_class: Any, space: Any, arguments: Any, count: int, tmp_path: Path) -> None:
+    plain = filled(plain_class, space, count, **arguments)
+    save_to_pkl(tmp_path / "buffer", plain)
+    for source in (plain, tmp_path / "buffer"):
+        ours = our_class.from_sb3(source, "cpu", compression_method="delta")
+        assert type(ours) is our_class
+    check_same(plain, ours)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize(("plain_class", "our_class", "space", "arguments"), PAIRS)
+def test_to_sb3(plain_class: Any, our_class: Any, space: Any, arguments: Any, count: int) -> None:
+    ours = filled(our_class, space, count, **arguments)
+    plain = ours.to_sb3()
+    assert type(plain) is plain_class
+    check_same(plain, ours)
+
+
+def test_what_cannot_be_converted() -> None:
+    her = make("CompressedHerReplayBuffer")
+    with pytest.raises(ConfigurationError, match="CompressedHerReplayBuffer cannot be converted"):
+        CompressedDictReplayBuffer.from_sb3(her)
+
+
+@pytest.mark.parametrize("count", [1, 25, 2 * SLOTS + 11])
+@pytest.mark.parametrize(("plain_class", "our_class", "space", "arguments"), PAIRS)
+def test_to_numpy(plain_class: Any, our_class: Any, space: Any, arguments: Any, count: int) -> None:
+    ours = filled(our_class, space, count, **arguments)
+    steps = steps_for(ours, count)[-SLOTS:]
+    if arguments and ours.full:
+        steps = steps[1:]  # the oldest one has no observation any more
+    chunks = list(ours.to_numpy(chunk_size=7))
+    assert all(len(chunk["rewards"]) <= 7 for chunk in chunks)
+    names = (("observations", 0), ("next_observations", 1), ("rewards", 3))
+    for name, position in names if not arguments else names[::2]:
+        expected = [step[position] for step in steps]
+        if isinstance(expected[0], dict):
+            for key in expected[0]:
+                found = np.concatenate([chunk[name][key] for chunk in chunks])
+                assert_same(found, np.stack([part[key] for part in expected]))
+        else:
+            assert_same(np.concatenate([chunk[name] for chunk in chunks]), np.stack(expected))
+
+
+@pytest.fixture
+def minari(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The package, with a folder of its own for datasets."""
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    return pytest.importorskip("minari")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("cls", "space", "actions"),
+    [
+        (CompressedReplayBuffer, IMAGES, ACTIONS),
+        (CompressedReplayBuffer, spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-1, 1, (2,), np.float32)),
+        (CompressedReplayBuffer, spaces.Discrete(4), spaces.MultiDiscrete([2, 3])),
+        (CompressedDictReplayBuffer, spaces.Dict({"image": IMAGES, "vector": DICT["a/vector~"]}), ACTIONS),
+    ],
+)
+def test_minari(cls: Any, space: Any, actions: Any, minari: Any) -> None:
+    """What Minari reads back has every step, in episodes that end where those of the environments ended."""
+    buffer = cls(SLOTS * N_ENVS, space, actions, device="cpu", n_envs=N_ENVS)
+    steps = steps_for(buffer, SLOTS + 7)
+    for step in steps:
+        add_to_replay([buffer], step)
+    buffer.to_minari("test/buffer-v0")
+    dataset = minari.load_dataset("test/buffer-v0")
+    assert dataset.observation_space == space
+    assert dataset.action_space == actions
+    assert dataset.total_steps == SLOTS * N_ENVS
+    episodes = list(dataset.iterate_episodes())
+    kept = steps[-SLOTS:]
+    seen = iter(episodes)
+    for env in range(N_ENVS):
+        position = 0
+        while position < SLOTS:
+            episode = next(seen)
+            length = len(episode.rewards)
+            part = kept[position : position + length]
+            assert_equal(episode.observations, [step.obs for step in part], env, length)
+            assert_equal(episode.observations, [step.next_obs for step in part], env, length, shift=1)
+            np.testing.assert_array_equal(episode.rewards, [step.reward[env] for step in part])
+            np.testing.assert_array_equal(np.asarray(episode.actions), [step.action[env] for step in part])
+            truncated = [step.infos[env].get("TimeLimit.truncated", False) for step in part]
+            terminated = [bool(step.done[env]) and not cut for step, cut in zip(part, truncated, strict=True)]
+            np.testing.assert_array_equal(episode.terminations, terminated)
+            unfinished = not part[-1].done[env]
+            np.testing.assert_array_equal(episode.truncations, [*truncated[:-1], truncated[-1] or unfinished])
+            assert not any(step.done[env] for step in part[:-1])
+            position += length
+            if unfinished and position < SLOTS:
+                assert str(of_env(kept[position].obs, env)) != str(of_env(part[-1].next_obs, env))
+    assert next(seen, None) is None
+
+    again = cls.from_minari("test/buffer-v0", "cpu")
+    assert again.size() == SLOTS * N_ENVS
+    np.testing.assert_array_equal(again.rewards[:, 0], buffer.rewards[(np.arange(SLOTS) + 7) % SLOTS].T.reshape(-1))
+    again.to_minari("test/again-v0")
+    for one, other in zip(minari.load_dataset("test/again-v0").iterate_episodes(), episodes, strict=True):
+        for name in ("observations", "actions", "rewards", "terminations", "truncations"):
+            assert_same(getattr(one, name), getattr(other, name))
+
+
+def of_env(observation: Any, env: int) -> Any:
+    return {key: part[env] for key, part in observation.items()} if isinstance(observation, dict) else observation[env]
+
+
+def assert_equal(found: Any, expected: list[Any], env: int, length: int, shift: int = 0) -> None:
+    if isinstance(found, dict):
+        for key, array in found.items():
+            assert_equal(array, [part[key] for part in expected], env, length, shift)
+    else:
+        assert len(found) == length + 1
+        np.testing.assert_array_equal(found[shift : length + shift], [part[env] for part in expected])
