@@ -19,6 +19,7 @@ from sb3_extra_buffers import __version__
 from sb3_extra_buffers.cli.bench import bench
 from sb3_extra_buffers.cli.demo import demo
 from sb3_extra_buffers.cli.estimate import estimate
+from sb3_extra_buffers.cli.inspect import inspect
 from sb3_extra_buffers.cli.methods import methods
 from sb3_extra_buffers.errors import ExtraBuffersError
 
@@ -40,7 +41,7 @@ def app(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for command in (bench, estimate, methods, demo):
+for command in (bench, estimate, methods, inspect, demo):
     app.add_command(command)
 
 
