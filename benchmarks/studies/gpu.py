@@ -3,7 +3,10 @@
     python -m benchmarks.studies.gpu --json results.json
 
 Times are wall times through SB3's interface, the wait for the device included, medians of many calls; "kernel" is the
-device's time for rebuilding a batch alone. Without a GPU, ``--device cpu`` runs the same with plain torch operations.
+device's time for rebuilding a batch alone. "dense index" is not a buffer: it takes rows from two tensors on the device,
+which is the least that any buffer there has to do. Subjects that end in "from device" get observations that are on the
+device already; "zstd on host" is zstd without nvCOMP. Without a GPU, ``--device cpu`` runs the same with plain torch
+operations.
 """
 
 from __future__ import annotations
@@ -11,9 +14,12 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,13 +31,26 @@ from stable_baselines3.common.buffers import ReplayBuffer, RolloutBuffer
 from tqdm import tqdm
 
 from benchmarks.recordings import Recording, Transition, load_recording, transitions
-from sb3_extra_buffers.gpu_buffers import GpuReplayBuffer, GpuRolloutBuffer
+from sb3_extra_buffers.gpu_buffers import GpuReplayBuffer, GpuRolloutBuffer, nvcomp
 from sb3_extra_buffers.gpu_buffers.kernels import uses_triton
 from sb3_extra_buffers.gpu_buffers.kernels.batch import ObservationBatch
 from sb3_extra_buffers.gpu_buffers.observation_store import PackedObservationStore
 from sb3_extra_buffers.gpu_buffers.places import Places
+from sb3_extra_buffers.gpu_buffers.transfer import upload
 
-SB3 = "SB3"
+SB3, DENSE = "SB3", "dense index"
+FROM_DEVICE, ON_HOST = " from device", " on host"
+SUBJECTS = (
+    "delta",
+    "delta x2",
+    "delta from device",
+    "rle",
+    "rle from device",
+    "none",
+    "none from device",
+    "zstd",
+    "zstd on host",
+)
 BATCH_SIZES = (32, 256)
 ROLLOUT_STEPS, ROLLOUT_ENVS, EPOCHS = 128, 64, 4
 FEWER_STEPS = 5_000
@@ -44,7 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", type=int, default=50_000, help="steps of 4 environments (default: %(default)s)")
-    parser.add_argument("--methods", default="delta,delta x2,none,rle,zstd", help="separated by commas")
+    parser.add_argument("--methods", default=",".join(SUBJECTS), help="separated by commas")
     parser.add_argument("--repeats", type=int, default=300, help="samples per batch size (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="also write the results here")
     arguments = parser.parse_args()
@@ -52,17 +71,25 @@ def main() -> None:
     recording = load_recording("mspacman", min(arguments.steps, 25_000))
 
     fewer = min(FEWER_STEPS, arguments.steps)
-    results: Results = {SB3: measure_replay(SB3, recording, fewer, device, arguments.repeats)}
+    results: Results = {
+        SB3: measure_replay(SB3, recording, fewer, device, arguments.repeats),
+        DENSE: measure_dense(recording, fewer, device, arguments.repeats),
+    }
     for method in arguments.methods.split(","):
-        steps = arguments.steps if method.startswith("delta") else fewer
+        steps = arguments.steps if method in ("delta", "delta x2") else fewer
         results[method] = measure_replay(method, recording, steps, device, arguments.repeats)
     for subject in (SB3, "delta"):
         results[subject]["rollout, 4 epochs, µs"] = measure_rollout(subject, recording, device)
-    print(f"\nMsPacman, {arguments.steps * 4:,} transitions ({fewer * 4:,} for methods other than delta)\n")
+    print(f"\nMsPacman, {arguments.steps * 4:,} transitions ({fewer * 4:,} but for delta)\n")
     print(table(results))
     if arguments.json:
         name = th.cuda.get_device_name() if device.type == "cuda" else "CPU"
-        versions = {"torch": th.__version__, "device": name, "triton": uses_triton(device)}
+        versions = {
+            "torch": th.__version__,
+            "device": name,
+            "triton": uses_triton(device),
+            "nvcomp": nvcomp.is_available(device),
+        }
         arguments.json.write_text(json.dumps({"versions": versions, "results": results}, indent=1) + "\n")
 
 
@@ -76,23 +103,44 @@ def measure_replay(subject: str, recording: Recording, steps: int, device: th.de
     if subject == SB3:
         buffer = ReplayBuffer(size, space, actions, device, recording.n_envs)
     else:
-        method, _, group = subject.partition(" x")
+        method, _, group = subject.removesuffix(FROM_DEVICE).removesuffix(ON_HOST).partition(" x")
         options = {"frames_per_record": int(group)} if group else None
+        stack = recording.stack if subject.endswith(FROM_DEVICE) else "auto"
         buffer = GpuReplayBuffer(
-            size, space, actions, device, recording.n_envs, compression_method=method, compression_kwargs=options
-        )
+            size, space, actions, device, recording.n_envs,
+            compression_method=method, compression_kwargs=options, frame_stack=stack,
+        )  # fmt: skip
     spent = []
     for transition in tqdm(islice(_again(recording), steps), subject, total=steps, unit="step", mininterval=5):
+        if subject.endswith(FROM_DEVICE):
+            transition = _on_device(transition, device)
         spent.append(_microseconds(buffer.add, *transition))
     found = {"add, µs": statistics.fmean(sorted(spent)[: len(spent) * 99 // 100])}  # without what compiled
-    for batch_size in BATCH_SIZES:
-        found[f"sample({batch_size}), µs"] = _median_sample(buffer, batch_size, device, repeats)
+    with _without_nvcomp() if subject.endswith(ON_HOST) else nullcontext():
+        for batch_size in BATCH_SIZES:
+            found[f"sample({batch_size}), µs"] = _median_time(partial(buffer.sample, batch_size), device, repeats)
     if isinstance(buffer, GpuReplayBuffer):
-        found["sample(32) after add, µs"] = _median_sample_after_add(buffer, recording, device, repeats)
+        if not subject.endswith(ON_HOST):
+            found["sample(32) after add, µs"] = _median_sample_after_add(subject, buffer, recording, device, repeats)
         found["device bytes per transition"] = (_device_memory(device) - before) / size
-        if device.type == "cuda" and subject != "zstd" and uses_triton(device) and subject != "none":
+        if device.type == "cuda" and uses_triton(device) and method in ("delta", "rle"):
             found["kernel, batch of 256, µs"] = _kernel_time(buffer)
     return found
+
+
+def measure_dense(recording: Recording, steps: int, device: th.device, repeats: int) -> dict[str, float]:
+    """Rows of two tensors at places that the host draws, as SB3 does."""
+    size = math.prod(recording.observation_space.shape)
+    columns = [th.zeros((steps * recording.n_envs, size), dtype=th.uint8, device=device) for _ in range(2)]
+
+    def sample(batch_size: int) -> None:
+        slots = np.random.randint(0, steps, size=batch_size)
+        rows = slots * recording.n_envs + np.random.randint(0, recording.n_envs, size=batch_size)
+        on_device = upload(rows, device)
+        for column in columns:
+            column[on_device]
+
+    return {f"sample({n}), µs": _median_time(partial(sample, n), device, repeats) for n in BATCH_SIZES}
 
 
 def measure_rollout(subject: str, recording: Recording, device: th.device) -> float:
@@ -130,22 +178,42 @@ def _many_environments(recording: Recording) -> Iterator[Any]:
         yield np.concatenate(parts).transpose(0, 3, 1, 2)
 
 
-def _median_sample(buffer: ReplayBuffer, batch_size: int, device: th.device, repeats: int) -> float:
+def _on_device(transition: Transition, device: th.device) -> Any:
+    """The same with observations as an environment on the device would give them."""
+    obs, next_obs, *rest = transition
+    found = [upload(np.ascontiguousarray(part), device) for part in (obs, next_obs)]
+    _synchronize(device)
+    return (*found, *rest)
+
+
+@contextmanager
+def _without_nvcomp() -> Iterator[None]:
+    is_available = nvcomp.is_available
+    nvcomp.is_available = lambda device: False
+    try:
+        yield
+    finally:
+        nvcomp.is_available = is_available
+
+
+def _median_time(work: Callable[[], Any], device: th.device, repeats: int) -> float:
     times = []
     for repeat in range(repeats + 20):
         np.random.seed(repeat)
         began = time.perf_counter()
-        buffer.sample(batch_size)
+        work()
         _synchronize(device)
         times.append(1e6 * (time.perf_counter() - began))
     return statistics.median(times[20:])
 
 
-def _median_sample_after_add(buffer: GpuReplayBuffer, recording: Recording, device: th.device, repeats: int) -> float:
+def _median_sample_after_add(
+    subject: str, buffer: GpuReplayBuffer, recording: Recording, device: th.device, repeats: int
+) -> float:
     """What it costs that the newest transitions must reach the device first."""
     times = []
     for transition in islice(transitions(recording), repeats):
-        buffer.add(*transition)
+        buffer.add(*_on_device(transition, device) if subject.endswith(FROM_DEVICE) else transition)
         began = time.perf_counter()
         buffer.sample(32)
         _synchronize(device)

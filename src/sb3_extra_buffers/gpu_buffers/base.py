@@ -180,14 +180,13 @@ class BaseGpuBuffer(BaseCompressedBuffer):
         self._outputs_stay = self._location == _with_index(th.device(self.device))
         self._settled_for = self.device
 
-    def _checked(self, observations: Any, key: str) -> Any:
-        part = observations if key == SINGLE else observations[key]
-        if isinstance(part, th.Tensor):
-            part = part.cpu().numpy()
-        return self._stores[key].checked(part)
-
     def _output(self, tensor: th.Tensor) -> th.Tensor:
         return tensor if self._outputs_stay else tensor.to(self.device)
+
+
+def part_of(observations: Any, key: str) -> Any:
+    """The observations of one store."""
+    return observations if key == SINGLE else observations[key]
 
 
 def _config_for(config: StorageConfig, is_image: bool) -> StorageConfig:

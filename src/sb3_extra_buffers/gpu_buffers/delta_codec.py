@@ -8,7 +8,6 @@ import numpy as np
 
 from sb3_extra_buffers.codecs.base import FrameSpec, Indices
 from sb3_extra_buffers.codecs.delta import DeltaCodec, Words
-from sb3_extra_buffers.codecs.references import UseCounts
 
 if TYPE_CHECKING:
     from sb3_extra_buffers.persistence.state import SavedState, State
@@ -17,25 +16,13 @@ _LOOK_AFTER = 8
 """Records per lane between two looks at how well its reference fits."""
 
 
-class _LoggedUseCounts(UseCounts):
-    """Remembers which references are new, and so not on the device yet."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.new_numbers = [0]
-
-    def new(self) -> int:
-        number = super().new()
-        self.new_numbers.append(number)
-        return number
-
-
 class BatchDeltaCodec(DeltaCodec):
     """The same bytes. In one call, a lane may have several records, which must then follow each other."""
 
     def __init__(self, frame: FrameSpec, *, frames_per_record: int = 1) -> None:
         super().__init__(frame, frames_per_record=frames_per_record)
-        self._uses: _LoggedUseCounts = _LoggedUseCounts()
+        self._unsent = [0]
+        """Numbers of reference frames that are not on the device yet."""
         self._unseen = 0
         """Records that were encoded since it was last seen how well references fit."""
 
@@ -45,13 +32,13 @@ class BatchDeltaCodec(DeltaCodec):
 
     def take_new_references(self) -> Indices:
         """The numbers of reference frames that were written since the last call."""
-        numbers = np.unique(np.array(self._uses.new_numbers, dtype=np.int64))
-        self._uses.new_numbers.clear()
+        numbers = np.unique(np.array(self._unsent, dtype=np.int64))
+        self._unsent.clear()
         return numbers
 
     def forget_what_was_taken(self) -> None:
         """All reference frames count as new."""
-        self._uses.new_numbers[:] = range(len(self._frames))
+        self._unsent[:] = range(len(self._frames))
 
     def state(self) -> State:
         return {**super().state(), "unseen": self._unseen}
@@ -83,16 +70,46 @@ class BatchDeltaCodec(DeltaCodec):
         recent_changes = np.count_nonzero(newest != before, axis=1)
         self._previous[own_lanes] = newest
         # Frames of zeros, which fill up stacks after a reset, say nothing about the scene.
-        saved = np.maximum(5 * (changes - recent_changes), 0) * newest.any(axis=1)
-        self._regret[own_lanes] += saved * (self._unseen // len(own_lanes))
-        for row in np.flatnonzero((self._regret[own_lanes] > self.frame.nbytes) & (saved > 0)).tolist():
-            self._renew(own_lanes[row], newest[row])
+        saved = (changes - recent_changes) * newest.any(axis=1)
+        for row in self._weigh(own_lanes, saved, self._unseen // len(own_lanes)).tolist():
+            number = self._new_reference(own_lanes[row])
+            self._frames[number] = newest[row]
+            self._unsent.append(number)
 
-    def _renew(self, lane: np.int64, frame: Words) -> None:
-        """Make a frame the reference of a lane."""
+    # For frames that are on the device, all lanes at once
+
+    def references_for(self, n_lanes: int) -> Indices:
+        """The reference of each lane."""
+        self._make_room_for_lanes(n_lanes)
+        return self._current[:n_lanes].copy()
+
+    def take_references(self, references: Indices) -> None:
+        """Count uses by records that the device has encoded."""
+        self._uses.take(references)
+
+    def lanes_to_renew(self, saved: Indices, n_records: Indices) -> Indices:
+        """The lanes whose newest frame should become their reference.
+
+        :param saved: How many words fewer it takes after the frame before it than after the reference.
+        :param n_records: How many records it stands for.
+        """
+        return self._weigh(np.arange(len(saved)), saved, n_records)
+
+    def renew(self, lanes: Indices) -> Indices:
+        """New numbers for references whose frames are on the device, and not known here."""
+        return np.array([self._new_reference(lane) for lane in lanes], dtype=np.int64)
+
+    def _weigh(self, lanes: Indices, saved: Indices, n_records: Indices | int) -> Indices:
+        """Note what newer references would have saved in the last records, and return which lanes want one."""
+        saved = np.maximum(5 * saved, 0)
+        self._regret[lanes] += saved * n_records
+        return np.flatnonzero((self._regret[lanes] > self.frame.nbytes) & (saved > 0))
+
+    def _new_reference(self, lane: np.int64) -> int:
+        """Another number for the reference of a lane."""
         self._uses.drop(self._current[[lane]])
         self._current[lane] = number = self._uses.new()
         if number >= len(self._frames):
             self._frames = np.concatenate([self._frames, np.zeros((4, self._n_words), dtype=np.uint32)])
-        self._frames[number] = frame
         self._regret[lane] = 0
+        return number

@@ -10,7 +10,7 @@ import torch as th
 from sb3_extra_buffers.codecs.base import Bytes
 from sb3_extra_buffers.errors import CapacityError
 from sb3_extra_buffers.gpu_buffers.raw_buffer import RawBuffer
-from sb3_extra_buffers.gpu_buffers.transfer import CPU, copy_into
+from sb3_extra_buffers.gpu_buffers.transfer import CPU, Outbox
 from sb3_extra_buffers.storage.arena import Arena
 
 if TYPE_CHECKING:
@@ -33,9 +33,7 @@ class HeapBudget:
 
 
 class DeviceArena(Arena):
-    """Bytes that are written are collected in pinned memory and cross the bus together.
-
-    That is when there are many, or with :meth:`flush`.
+    """Bytes that are written are collected and cross the bus together: when there are many, or with :meth:`flush`.
 
     :param slack: Bytes beyond the end that may be read, though not used: batches are read in windows of one width.
     """
@@ -47,10 +45,8 @@ class DeviceArena(Arena):
         """Grows when blocks move to other places."""
         self._slack = slack
         self._heap = RawBuffer(slack, device)
-        self._staged = th.empty(0, dtype=th.uint8)
+        self._staged: list[tuple[int, Bytes]] = []
         self._staged_bytes = 0
-        self._runs: list[tuple[int, int, int]] = []
-        """What is staged, as (place in the heap, place in the staged bytes, length)."""
 
     @property
     def device(self) -> th.device:
@@ -74,30 +70,21 @@ class DeviceArena(Arena):
         return len(self._heap) - self._slack
 
     def write(self, start: int, data: Bytes) -> None:
-        size = len(data)
-        if self.device.type != "cuda":
-            copy_into(self.heap[start : start + size], data)
-            return
-        if self._staged_bytes + size > len(self._staged):
+        self._staged.append((start, data.copy()))
+        self._staged_bytes += len(data)
+        if self._staged_bytes > _STAGED_BYTES:
             self.flush()
-            self._staged = th.empty(max(_STAGED_BYTES, size), dtype=th.uint8, pin_memory=True)
-        at = self._staged_bytes
-        self._staged.numpy()[at : at + size] = data
-        self._staged_bytes += size
-        if self._runs and self._runs[-1][0] + self._runs[-1][2] == start:
-            place, source, length = self._runs.pop()
-            self._runs.append((place, source, length + size))
-        else:
-            self._runs.append((start, at, size))
 
-    def flush(self) -> None:
-        """Send what is staged. Whatever is queued on the device after this sees it."""
-        if not self._runs:
+    def flush(self, outbox: Outbox | None = None) -> None:
+        """Send what is staged, now or with what else is in an outbox."""
+        if outbox is None:
+            with Outbox(self.device) as outbox:
+                self.flush(outbox)
             return
-        for start, at, size in self._runs:
-            self.heap[start : start + size].copy_(self._staged[at : at + size], non_blocking=True)
-        self._runs.clear()
-        self._staged, self._staged_bytes = th.empty(0, dtype=th.uint8), 0
+        for start, data in self._staged:
+            outbox.put(self.heap, start, data)
+        self._staged.clear()
+        self._staged_bytes = 0
 
     def grow(self, size: int) -> tuple[int, int]:
         end = self.limit if self.wrap is None else self.wrap
@@ -160,13 +147,12 @@ class DeviceArena(Arena):
         self._heap.to(device)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {name: value for name, value in self.__dict__.items() if name not in ("_heap", "_memory", "_staged")}
+        state = {name: value for name, value in self.__dict__.items() if name not in ("_heap", "_memory")}
         state["_heap"] = self.data[: self.size + self._slack]
-        return {**state, "_staged_bytes": 0, "_runs": []}
+        return {**state, "_staged_bytes": 0, "_staged": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         stored = state.pop("_heap")
         self.__dict__.update(state)
         self._heap = RawBuffer(len(stored), CPU)
-        self._staged = th.empty(0, dtype=th.uint8)
         self.heap.numpy()[:] = stored

@@ -17,17 +17,18 @@ import torch as th
 
 from sb3_extra_buffers.codecs.base import Bytes, Codec, Indices
 from sb3_extra_buffers.codecs.rle import RleCodec
+from sb3_extra_buffers.codecs.zstd import ZstdCodec
 from sb3_extra_buffers.errors import CapacityError
-from sb3_extra_buffers.gpu_buffers import kernels
+from sb3_extra_buffers.gpu_buffers import kernels, nvcomp
 from sb3_extra_buffers.gpu_buffers.delta_codec import BatchDeltaCodec
 from sb3_extra_buffers.gpu_buffers.device_arena import DeviceArena, HeapBudget
-from sb3_extra_buffers.gpu_buffers.host_decoding import decode_records
 from sb3_extra_buffers.gpu_buffers.kernels.batch import ObservationBatch
 from sb3_extra_buffers.gpu_buffers.kernels.delta_torch import decode_delta_torch
 from sb3_extra_buffers.gpu_buffers.kernels.frames import LENGTH_BITS, DeviceFrames, Hints
 from sb3_extra_buffers.gpu_buffers.kernels.rle_torch import decode_rle_torch
-from sb3_extra_buffers.gpu_buffers.raw_buffer import pack_segments
-from sb3_extra_buffers.gpu_buffers.transfer import copy_into, upload
+from sb3_extra_buffers.gpu_buffers.kernels.zstd_nvcomp import decode_zstd_nvcomp
+from sb3_extra_buffers.gpu_buffers.record_decoding import decode_plan, plan_records
+from sb3_extra_buffers.gpu_buffers.transfer import Outbox, upload
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.stacking import StackLayout
 
@@ -90,18 +91,19 @@ class DeviceFrameStore(FrameStore):
         self._most_waiting = 0
         self._changed = True
 
-    def gather(self, lanes: Indices, firsts: list[Indices], outs: list[Bytes]) -> None:
+    def gather(self, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
         """For the host, which waits for it. Batches for training are gathered by the observation store."""
-        self.flush()
+        with Outbox(self.device) as outbox:
+            self.flush(outbox)
         device_lanes = upload(lanes, self.device)
         for first, out in zip(firsts, outs, strict=True):
-            found = self.decode(device_lanes, upload(first, self.device), self.hints(lanes, [first]))
+            found = self.decode(device_lanes, upload(first, self.device), self.hints(lanes, first[None]))
             out[:] = found.cpu().numpy().reshape(out.shape)
 
-    def hints(self, lanes: Indices, firsts: list[Indices]) -> Hints:
+    def hints(self, lanes: Indices, firsts: Indices) -> Hints:
         """What is to be known in advance about the frames of observations that begin at ``firsts``."""
         group, steps = self.codec.frames_per_record, np.arange(self.layout.stack)
-        numbers = (np.stack(firsts)[:, :, None] + steps).reshape(len(firsts), -1)
+        numbers = (firsts[:, :, None] + steps).reshape(len(firsts), -1)
         all_lanes = np.repeat(lanes, len(steps))
         in_record = (numbers >= 0) & (numbers < self.encoded[all_lanes])
         lengths = self.lengths[all_lanes, numbers // group % self.starts.shape[1]]
@@ -123,9 +125,16 @@ class DeviceFrameStore(FrameStore):
         elif isinstance(self.codec, RleCodec):
             sizes = self.codec.runs_type.itemsize, self.codec.element_type.itemsize
             decoded = decode_rle_torch(frames, hints, all_lanes, numbers, *sizes)
+        elif self.decodes_zstd and hints.all_compressed:
+            decoded = decode_zstd_nvcomp(frames, all_lanes, numbers)
         else:
-            return self.decode_on_host(lanes.cpu().numpy(), [firsts.cpu().numpy()])[0]
+            return self.decode_records(lanes.cpu().numpy(), firsts.cpu().numpy()[None])[0]
         return decoded.reshape(-1, self.layout.stack, frames.frame_bytes)
+
+    @property
+    def decodes_zstd(self) -> bool:
+        """Whether the records are ``zstd``, and decoded by the device."""
+        return isinstance(self.codec, ZstdCodec) and nvcomp.is_available(self.device)
 
     @property
     def has_kernel(self) -> bool:
@@ -143,34 +152,10 @@ class DeviceFrameStore(FrameStore):
 
             gather_delta(self.copy, batch)
 
-    def decode_on_host(self, lanes: Indices, firsts: list[Indices]) -> list[th.Tensor]:
-        """The same for a codec of the host: its records cross the bus once, and what they hold goes back once."""
-        group, capacity, steps = self.codec.frames_per_record, self.starts.shape[1], np.arange(self.layout.stack)
-        wanted = np.concatenate([first[:, None] + steps for first in firsts], axis=1)
-        all_lanes = np.broadcast_to(lanes[:, None], wanted.shape)
-        in_record = (wanted >= 0) & (wanted < self.encoded[all_lanes])
-        waiting = wanted >= self.encoded[all_lanes]
-        places = all_lanes * capacity + wanted // group % capacity
-        records, rows = np.unique(places[in_record], return_inverse=True)
-        starts, lengths = self.starts.reshape(-1)[records], self.lengths.reshape(-1)[records].astype(np.int64)
-        packed = pack_segments(self.copy.heap, th.from_numpy(starts), th.from_numpy(lengths)).cpu().numpy()
-        packed_starts = np.cumsum(lengths) - lengths
-
-        # The last frame stays zero, for observations that were never written.
-        n_frames = len(records) * group + int(np.count_nonzero(waiting)) + 1
-        shape = (n_frames, self.codec.frame.nbytes)
-        found = th.empty(shape, dtype=th.uint8, pin_memory=self.device.type == "cuda")
-        frames = found.numpy()
-        frames[-1] = 0
-        decoded = frames[: len(records) * group].reshape(len(records), self.codec.record_bytes)
-        decode_records(self.codec, packed, packed_starts, lengths, decoded)
-        frames[len(records) * group : -1] = self.ring[all_lanes[waiting], wanted[waiting] % self.ring.shape[1]]
-        sources = np.full(wanted.shape, n_frames - 1)
-        sources[in_record] = rows * group + wanted[in_record] % group
-        sources[waiting] = np.arange(len(records) * group, n_frames - 1)
-        on_device = found.to(self.device, non_blocking=True)
-        chosen = upload(sources, self.device).reshape(len(lanes), len(firsts), len(steps))
-        return [on_device[chosen[:, i]] for i in range(len(firsts))]
+    def decode_records(self, lanes: Indices, firsts: Indices) -> list[th.Tensor]:
+        """The same for records that are decoded whole."""
+        plan = plan_records(self, lanes, firsts)
+        return list(decode_plan(plan, self.codec, self.copy.heap).unbind(1))
 
     def restore(self, state: SavedState) -> None:
         super().restore(state)
@@ -190,15 +175,15 @@ class DeviceFrameStore(FrameStore):
         """What kernels read; as of the last :meth:`flush`."""
         return self._copy
 
-    def flush(self) -> None:
+    def flush(self, outbox: Outbox) -> None:
         """Bring the device up to date, without waiting for it."""
         if not self._changed:
             return
-        self.arena.flush()
-        self._copy_index()
+        self.arena.flush(outbox)
+        self._copy_index(outbox)
         if isinstance(self.codec, BatchDeltaCodec):
-            self._copy_references(self.codec)
-        self._copy_waiting()
+            self._copy_references(self.codec, outbox)
+        self._copy_waiting(outbox)
         if self._copy.heap is not self.arena.heap:
             self._copy = self._copy._replace(heap=self.arena.heap)
         self._changed = False
@@ -207,32 +192,55 @@ class DeviceFrameStore(FrameStore):
         """Encode all complete records of all lanes at once."""
         group = self.codec.frames_per_record
         counts = (self.heads - self.encoded) // group
-        total = int(counts.sum())
-        if total == 0:
+        if not counts.any():
             return
-        lanes = np.repeat(np.arange(self.n_lanes), counts)
-        before = np.cumsum(counts) - counts
-        numbers = np.arange(total) - np.repeat(before - self.encoded // group, counts)
+        lanes, numbers = self._record_numbers(counts)
         positions = numbers * group % self.ring.shape[1]
         frames = self.ring[lanes[:, None], positions[:, None] + np.arange(group)]
-        data, lengths, references = self.codec.encode(frames.reshape(total, -1), lanes)
-        self._make_index_room(counts, oldest)
+        data, lengths, references = self.codec.encode(frames.reshape(len(lanes), -1), lanes)
         try:
-            start = self._allocate(len(data), oldest)
+            starts = self._enter_records(counts, lanes, numbers, lengths, references, oldest)
         except CapacityError:
             self.codec.release(references)
             raise
-        self.arena.write(start, data)
-        slots = numbers % self.starts.shape[1]
-        self.starts[lanes, slots] = start + np.cumsum(lengths) - lengths
-        self.lengths[lanes, slots] = lengths
-        self._has_references = True
-        self.references[lanes, slots] = references
-        self.encoded += counts * group
+        self.arena.write(int(starts[0]), data)
         self._most_waiting = int((self.heads - self.encoded).max())
-        self._bytes_encoded += len(data)
-        self._frames_encoded += group * total
+
+    def _record_numbers(self, counts: Indices) -> tuple[Indices, Indices]:
+        """The next ``counts`` records of each lane: their lanes, and their numbers there."""
+        lanes = np.repeat(np.arange(self.n_lanes), counts)
+        before = np.cumsum(counts) - counts
+        return lanes, np.arange(len(lanes)) - (before - self.encoded // self.codec.frames_per_record)[lanes]
+
+    def _enter_records(
+        self,
+        counts: Indices,
+        lanes: Indices,
+        numbers: Indices,
+        lengths: Indices,
+        references: Indices,
+        oldest: Callable[[], Indices],
+    ) -> Indices:
+        """Find room for records, and enter them into the index. Returns where they start, one after the other."""
+        group, size = self.codec.frames_per_record, int(lengths.sum())
+        self._make_index_room(counts, oldest)
+        starts: Indices = self._allocate(size, oldest) + np.cumsum(lengths) - lengths
+        places = lanes * self.starts.shape[1] + numbers % self.starts.shape[1]
+        self.starts.reshape(-1)[places] = starts
+        self.lengths.reshape(-1)[places] = lengths
+        self._has_references = True
+        self.references.reshape(-1)[places] = references
+        self.encoded += counts * group
+        self._bytes_encoded += size
+        self._frames_encoded += group * len(lanes)
         self._changed = True
+        return starts
+
+    def _waiting_frames(self) -> tuple[Indices, Indices]:
+        """The lanes and numbers of all frames that are in no record."""
+        counts = self.heads - self.encoded
+        lanes = np.repeat(np.arange(self.n_lanes), counts)
+        return lanes, np.arange(len(lanes)) - (np.cumsum(counts) - counts - self.encoded)[lanes]
 
     def _make_index_room(self, counts: Indices, oldest: Callable[[], Indices]) -> None:
         def missing(spare: int = 0) -> int:
@@ -265,13 +273,13 @@ class DeviceFrameStore(FrameStore):
             frame_bytes=frame_bytes,
         )
 
-    def _copy_index(self) -> None:
+    def _copy_index(self, outbox: Outbox) -> None:
         capacity = self.starts.shape[1]
         last = self.encoded // self.codec.frames_per_record
         if self._copy.records.shape[1] != capacity or self._copied_generation != self.arena.generation:
             index = np.empty((self.n_lanes, capacity, 2), dtype=np.int64)
             index[..., 0] = self.starts
-            index[..., 1] = _packed(self.lengths, self.references)
+            index[..., 1] = packed_entries(self.lengths, self.references)
             self._copy = self._copy._replace(records=upload(index, self.device))
             self._copied_generation = self.arena.generation
         else:
@@ -283,40 +291,35 @@ class DeviceFrameStore(FrameStore):
                 lanes = np.repeat(np.arange(self.n_lanes), counts)
                 numbers = np.arange(total) + np.repeat(first - (np.cumsum(counts) - counts), counts)
                 slots = numbers % capacity
-                block = np.empty((total, 3), dtype=np.int64)
-                block[:, 0] = lanes * capacity + slots
-                block[:, 1] = self.starts[lanes, slots]
-                block[:, 2] = _packed(self.lengths[lanes, slots], self.references[lanes, slots])
-                rows = upload(block, self.device)
-                self._copy.records.view(-1, 2).index_copy_(0, rows[:, 0], rows[:, 1:])
+                places = lanes * capacity + slots
+                entries = np.empty((total, 2), dtype=np.int64)
+                entries[:, 0] = self.starts.reshape(-1)[places]
+                entries[:, 1] = packed_entries(self.lengths.reshape(-1)[places], self.references.reshape(-1)[places])
+                outbox.put_rows(self._copy.records.view(-1, 2), places, entries)
         self._copied_records = last
 
-    def _copy_references(self, codec: BatchDeltaCodec) -> None:
+    def _copy_references(self, codec: BatchDeltaCodec, outbox: Outbox) -> None:
         numbers = codec.take_new_references()
-        if len(numbers) == 0:
-            return
-        table = self._copy.table
-        if len(table) < len(codec.reference_frames):
-            larger = table.new_zeros((max(len(codec.reference_frames), len(table) * 9 // 8), table.shape[1]))
-            larger[: len(table)] = table
-            table = larger
-        rows = upload(codec.reference_frames[numbers].view(np.int32), self.device)
-        table.index_copy_(0, upload(numbers, self.device), rows)
-        self._copy = self._copy._replace(table=table)
+        if len(numbers):
+            self._grow_table(len(codec.reference_frames))
+            outbox.put_rows(self._copy.table, numbers, codec.reference_frames[numbers].view(np.int32))
 
-    def _copy_waiting(self) -> None:
-        counts = self.heads - self.encoded
-        total = int(counts.sum())
-        if total:
-            lanes = np.repeat(np.arange(self.n_lanes), counts)
-            numbers = np.arange(total) + np.repeat(self.encoded - (np.cumsum(counts) - counts), counts)
+    def _grow_table(self, size: int) -> None:
+        table = self._copy.table
+        if len(table) < size:
+            larger = table.new_zeros((max(size, len(table) * 9 // 8), table.shape[1]))
+            larger[: len(table)] = table
+            self._copy = self._copy._replace(table=larger)
+
+    def _copy_waiting(self, outbox: Outbox) -> None:
+        lanes, numbers = self._waiting_frames()
+        if len(lanes):
             positions = numbers % self.ring.shape[1]
-            rows = upload(self.ring[lanes, positions], self.device)
-            places = upload(lanes * self.ring.shape[1] + positions, self.device)
-            self._copy.ring.view(-1, self.ring.shape[2]).index_copy_(0, places, rows)
-            copy_into(self._copy.encoded, self.encoded)
-        if self._copy.any_waiting != (total > 0):
-            self._copy = self._copy._replace(any_waiting=total > 0)
+            places = lanes * self.ring.shape[1] + positions
+            outbox.put_rows(self._copy.ring.view(-1, self.ring.shape[2]), places, self.ring[lanes, positions])
+            outbox.put(self._copy.encoded, 0, self.encoded)
+        if self._copy.any_waiting != (len(lanes) > 0):
+            self._copy = self._copy._replace(any_waiting=len(lanes) > 0)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_copy"}
@@ -326,5 +329,6 @@ class DeviceFrameStore(FrameStore):
         self._forget_copy()
 
 
-def _packed(lengths: npt.NDArray[np.uint32], references: npt.NDArray[np.uint32]) -> Indices:
+def packed_entries(lengths: npt.NDArray[Any], references: npt.NDArray[Any]) -> Indices:
+    """Lengths and references as the second number of index entries."""
     return lengths.astype(np.int64) | references.astype(np.int64) << LENGTH_BITS

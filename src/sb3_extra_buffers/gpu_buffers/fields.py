@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch as th
 
-from sb3_extra_buffers.gpu_buffers.transfer import copy_into, torch_dtype
+from sb3_extra_buffers.gpu_buffers.transfer import Outbox, torch_dtype
 
 Shapes = dict[str, tuple[npt.DTypeLike, tuple[int, ...]]]
 
@@ -87,13 +87,13 @@ class Fields:
         self._tensors: dict[str, th.Tensor] = {}
         self.changes.note_all()
 
-    def flush(self) -> None:
+    def flush(self, outbox: Outbox) -> None:
         """Bring the device up to date, without waiting for it."""
         if not self.changes.count:
             return
         source = self.rows.view(np.uint8).reshape(len(self.rows), -1)
         for part in self.changes.take():
-            copy_into(self.copy[part], source[part])
+            outbox.put(self.copy, part.start, source[part])
 
     def tensor(self, name: str) -> th.Tensor:
         """A field on the device, ``(n_slots, *shape)``."""

@@ -6,7 +6,10 @@ the device; :class:`DenseObservationStore` keeps observations as they are, in on
 
 from __future__ import annotations
 
+import functools
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,21 +23,24 @@ from sb3_extra_buffers.errors import CapacityError
 from sb3_extra_buffers.gpu_buffers import kernels
 from sb3_extra_buffers.gpu_buffers.delta_codec import BatchDeltaCodec
 from sb3_extra_buffers.gpu_buffers.device_arena import HeapBudget
-from sb3_extra_buffers.gpu_buffers.device_frame_store import DeviceFrameStore
 from sb3_extra_buffers.gpu_buffers.fields import Changes
 from sb3_extra_buffers.gpu_buffers.kernels.batch import FieldBatch, ObservationBatch
 from sb3_extra_buffers.gpu_buffers.places import Places
-from sb3_extra_buffers.gpu_buffers.transfer import copy_into, torch_dtype, upload
+from sb3_extra_buffers.gpu_buffers.tensor_frame_store import News, TensorFrameStore
+from sb3_extra_buffers.gpu_buffers.transfer import CPU, Outbox, copy_into, torch_dtype, upload
 from sb3_extra_buffers.storage.config import CodecRecipe
 from sb3_extra_buffers.storage.frame_store import FrameStore
-from sb3_extra_buffers.storage.observation_store import ObservationStore
+from sb3_extra_buffers.storage.observation_store import _REVIEW_STEPS, ObservationStore
 from sb3_extra_buffers.storage.stacking import StackLayout
 
 if TYPE_CHECKING:
     from sb3_extra_buffers.persistence.state import SavedState, State
 
 
-class DeviceStore(ObservationStore):
+Observations = npt.NDArray[Any] | th.Tensor
+
+
+class DeviceStore(ObservationStore, ABC):
     """What the stores of this module have in common. Observations leave them as tensors on ``device``."""
 
     def __init__(self, *args: Any, device: th.device, budget: HeapBudget, **kwargs: Any) -> None:
@@ -45,28 +51,55 @@ class DeviceStore(ObservationStore):
         super().__init__(*args, **kwargs)
         self._plain_output = self.stored_dtype == self.output_dtype and self.divisor == 1.0
 
+    @property
+    @abstractmethod
+    def takes_tensors(self) -> bool:
+        """Whether observations that are tensors on :attr:`device` are stored without passing through the host."""
+
+    @abstractmethod
     def to(self, device: th.device) -> None:
         """Move everything to another device."""
-        raise NotImplementedError
 
-    def make_room(self) -> None:
-        """For a step in all columns. All that can fail happens here, before anything is stored."""
-        raise NotImplementedError
+    @abstractmethod
+    def make_room(self, step: Sequence[Observations]) -> None:
+        """For the observations of a step. All that can fail happens here, before anything is stored."""
 
+    @abstractmethod
     def read_tensors(self, columns: list[int], places: Places, fields: FieldBatch | None = None) -> list[th.Tensor]:
         """The observations of each column at ``places``.
 
         :param fields: Fields to be gathered in the same launch, where :attr:`gathers_fields` says that this can be.
         """
-        raise NotImplementedError
 
-    def flush(self) -> None:
+    @abstractmethod
+    def flush(self, outbox: Outbox) -> None:
         """Bring the device up to date, without waiting for it."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def device_bytes(self) -> int:
-        raise NotImplementedError
+        """Memory on the device, whether used or not."""
+
+    def checked_step(self, step: Sequence[Any]) -> list[Observations]:
+        """The observations of a step, ready to be written: all on the host, or all on the device."""
+        if self.takes_tensors and all(map(self._can_stay, step)):
+            return list(step)
+        return [self.checked(part.cpu() if isinstance(part, th.Tensor) else part) for part in step]
+
+    def write_step(self, places: list[tuple[int, int]], step: Sequence[Observations]) -> None:
+        """Store observations, for which there is room, in columns and slots."""
+        for (column, slot), observations in zip(places, step, strict=True):
+            self.write(column, slot, observations)  # type: ignore[arg-type]  # those who take tensors say so
+
+    def _can_stay(self, observations: Any) -> bool:
+        """Whether observations can be stored as they are, where they are."""
+        return (
+            isinstance(observations, th.Tensor)
+            and observations.device == self.device
+            and observations.shape == (self.n_envs, *self.shape)
+            and self.stored_dtype == self.dtype
+            and observations.dtype == torch_dtype(self.dtype)
+        )
 
     def _as_output(self, stored: th.Tensor) -> th.Tensor:
         """Stored values as a user wants them."""
@@ -82,31 +115,72 @@ class PackedObservationStore(DeviceStore):
 
     def __init__(self, n_slots: int, *args: Any, **kwargs: Any) -> None:
         self._changes = Changes(n_slots)
+        """Slots of which the device does not know yet."""
+        self._news = Changes(n_slots)
+        """Slots of which the host does not know yet."""
         super().__init__(n_slots, *args, **kwargs)
         self._copy_ends()
 
     @property
-    def device_frames(self) -> DeviceFrameStore | None:
-        return self.frames if isinstance(self.frames, DeviceFrameStore) else None
+    def device_frames(self) -> TensorFrameStore | None:
+        return self.frames if isinstance(self.frames, TensorFrameStore) else None
+
+    @property
+    def takes_tensors(self) -> bool:
+        return self.device_frames is not None and self.device_frames.takes_tensors
 
     def to(self, device: th.device) -> None:
+        self._take_back()
         self.device = device
         if self.device_frames is not None:
             self.device_frames.to(device)
             self.gathers_fields = self.device_frames.has_kernel
         self._copy_ends()
 
-    def make_room(self) -> None:
-        if self.device_frames is not None:
-            self.device_frames.make_room(2, self._oldest)
+    def make_room(self, step: Sequence[Observations]) -> None:
+        frames = self.device_frames
+        if frames is None:
+            return
+        if isinstance(step[0], th.Tensor):
+            if not frames.is_ahead:
+                with Outbox(self.device) as outbox:
+                    self.flush(outbox)
+            frames.make_room_on_device(len(step), self._oldest, self._ends_for_host)
+        else:
+            self._take_back()
+            frames.make_room(len(step), self._oldest)
 
     def write(self, column: int, slot: int, observations: npt.NDArray[Any], lanes: Indices | None = None) -> None:
+        self._take_back()
         super().write(column, slot, observations, lanes)
         self._changes.note(slot)
 
+    def write_step(self, places: list[tuple[int, int]], step: Sequence[Observations]) -> None:
+        frames = self.device_frames
+        if frames is None or not isinstance(step[0], th.Tensor):
+            super().write_step(places, step)
+            return
+        ends = [self._ends_copies[column] for column, _ in places]
+        slots = [slot for _, slot in places]
+        frames.append_on_device([self._cut(tensor) for tensor in step], ends, slots)  # type: ignore[arg-type]
+        for slot in slots:
+            self._news.note(slot)
+        self._steps += 1
+        if self._steps % _REVIEW_STEPS == 0:
+            self._review()
+        if frames.arena.nbytes > self._compact_at:
+            self._compact()
+
     def clear(self) -> None:
         super().clear()
-        self._changes.note_all()
+        for copy in self._ends_copies:
+            copy.zero_()
+        self._changes.take()
+        self._news.take()
+
+    def read(self, wanted: list[tuple[int, Indices]], envs: Indices, device: th.device = CPU) -> list[npt.NDArray[Any]]:
+        self._learn_ends()
+        return super().read(wanted, envs, device)
 
     def read_tensors(self, columns: list[int], places: Places, fields: FieldBatch | None = None) -> list[th.Tensor]:
         frames = self.device_frames
@@ -120,7 +194,7 @@ class PackedObservationStore(DeviceStore):
         ]
 
     def _launch(
-        self, frames: DeviceFrameStore, columns: list[int], places: Places, fields: FieldBatch | None
+        self, frames: TensorFrameStore, columns: list[int], places: Places, fields: FieldBatch | None
     ) -> list[th.Tensor]:
         n, layout, is_bytes = len(places), self.layout, self.stored_dtype == np.uint8
         as_it_is = is_bytes and layout.is_contiguous
@@ -133,25 +207,36 @@ class PackedObservationStore(DeviceStore):
             return list(outs)
         return [self._as_output(out if as_it_is else self._merge(out)) for out in outs]
 
-    def _read_by_torch(self, frames: DeviceFrameStore, columns: list[int], places: Places) -> list[th.Tensor]:
+    def _read_by_torch(self, frames: TensorFrameStore, columns: list[int], places: Places) -> list[th.Tensor]:
         stack = self.layout.stack
-        slots = zip(columns, places.slots, strict=True)
-        host_firsts = [self.ends[column][some, places.envs].astype(np.int64) - stack for column, some in slots]
-        if isinstance(self.codec, ZstdCodec):
-            return frames.decode_on_host(places.envs, host_firsts)
-        hints = frames.hints(places.envs, host_firsts)
+        if frames.is_ahead:
+            hints = frames.hints_for_any()
+        else:
+            slots = zip(columns, places.slots, strict=True)
+            host_ends = [self.ends[column][some, places.envs] for column, some in slots]
+            firsts = np.stack(host_ends).astype(np.int64) - stack
+            hints = frames.hints(places.envs, firsts)
+            if isinstance(self.codec, ZstdCodec) and not (frames.decodes_zstd and hints.all_compressed):
+                return frames.decode_records(places.envs, firsts)
         envs = places.env_tensor
-        ends = [self._ends_copies[column][places.tensor[i], envs] for i, column in enumerate(columns)]
-        return [frames.decode(envs, (end.to(th.int64) & 0xFFFFFFFF) - stack, hints) for end in ends]
+        ends = th.cat([self._ends_copies[column][places.tensor[i], envs] for i, column in enumerate(columns)])
+        device_firsts = (ends.to(th.int64) & 0xFFFFFFFF) - stack
+        return list(frames.decode(envs.repeat(len(columns)), device_firsts, hints).chunk(len(columns)))
 
-    def flush(self) -> None:
-        if not self._changes.count or (frames := self.device_frames) is None:
+    def flush(self, outbox: Outbox) -> None:
+        if (frames := self.device_frames) is None:
+            return
+        if frames.is_ahead:
+            frames.collect(self._oldest)
+            frames.flush(outbox)
+            return
+        if not self._changes.count:
             return
         frames.encode_waiting(self._oldest)
-        frames.flush()
+        frames.flush(outbox)
         for part in self._changes.take():
             for copy, ends in zip(self._ends_copies, self.ends, strict=True):
-                copy_into(copy[part], ends[part].view(np.int32))
+                outbox.put(copy, part.start, ends[part].view(np.int32))
 
     @property
     def device_bytes(self) -> int:
@@ -180,10 +265,11 @@ class PackedObservationStore(DeviceStore):
         codec = recipe.build(layout.frame)
         if recipe.method.name == "delta":
             codec = BatchDeltaCodec(layout.frame, frames_per_record=codec.frames_per_record)
-        self.frames = DeviceFrameStore(codec, self.n_envs, layout, self.device, self.budget)
+        self.frames = TensorFrameStore(codec, self.n_envs, layout, self.device, self.budget)
         self.gathers_fields = self.frames.has_kernel
 
     def _rebuild(self, layout: StackLayout, recipe: CodecRecipe) -> None:
+        self._take_back()
         if self.device_frames is not None:
             self.budget.taken -= self.device_frames.arena.size
         super()._rebuild(layout, recipe)
@@ -198,6 +284,33 @@ class PackedObservationStore(DeviceStore):
         self._ends_copies = [th.zeros(shape, dtype=th.int32, device=self.device) for _ in self.ends]
         self._changes.note_all()
 
+    def _take_back(self) -> None:
+        """Let the host know everything."""
+        frames = self.device_frames
+        if frames is not None and frames.is_ahead:
+            frames.take_back(self._oldest)
+            self._learn_ends()
+
+    def _learn_ends(self) -> None:
+        for part in self._news.take():
+            for copy, ends in zip(self._ends_copies, self.ends, strict=True):
+                ends[part] = copy[part].cpu().numpy().view(np.uint32)
+
+    def _ends_for_host(self) -> News:
+        return [
+            (copy[part], functools.partial(_receive, ends, part))
+            for part in self._news.take()
+            for copy, ends in zip(self._ends_copies, self.ends, strict=True)
+        ]
+
+    def _cut(self, observations: th.Tensor) -> th.Tensor:
+        """Observations as frames, ``(n, stack, frame_bytes)``."""
+        n, stack = len(observations), self.layout.stack
+        if not self.layout.is_contiguous:
+            channels = self.shape[-1] // stack
+            observations = observations.reshape(n, -1, stack, channels).transpose(1, 2)
+        return observations.contiguous().view(n, -1).view(th.uint8).view(n, stack, -1)
+
     def _merge(self, frames: th.Tensor) -> th.Tensor:
         """Frames, ``(n, stack, frame_bytes)``, as observations."""
         n, stack = frames.shape[:2]
@@ -208,11 +321,16 @@ class PackedObservationStore(DeviceStore):
         return values.reshape(n, *self.shape)
 
     def __getstate__(self) -> dict[str, Any]:
+        self._take_back()
         return {name: value for name, value in self.__dict__.items() if name not in ("_ends_copies", "device")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.to(th.device("cpu"))
+        self.to(CPU)
+
+
+def _receive(ends: npt.NDArray[np.uint32], part: slice, array: npt.NDArray[np.int32]) -> None:
+    ends[part] = array.view(np.uint32)
 
 
 class DenseObservationStore(DeviceStore):
@@ -239,7 +357,11 @@ class DenseObservationStore(DeviceStore):
         self.values = self.values.to(device)
         self.gathers_fields = kernels.uses_triton(device)
 
-    def make_room(self) -> None:
+    @property
+    def takes_tensors(self) -> bool:
+        return self.device.type != "cpu"
+
+    def make_room(self, step: Sequence[Observations]) -> None:
         pass
 
     def write(self, column: int, slot: int, observations: Any, lanes: Indices | None = None) -> None:
@@ -275,7 +397,7 @@ class DenseObservationStore(DeviceStore):
     def clear(self) -> None:
         self.values.zero_()
 
-    def flush(self) -> None:
+    def flush(self, outbox: Outbox) -> None:
         pass
 
     @property

@@ -3,29 +3,74 @@
 from __future__ import annotations
 
 import functools
+import math
 
+import numpy as np
 import torch as th
 
 from sb3_extra_buffers.codecs.base import Indices
 
-_MOST_KEPT = 8
+_BLOCKS = 16
 
 
-class _Host:
-    """Host memory for the numbers of a batch. For a GPU it is pinned, and kernels read it where it is."""
+class _Block:
+    """Pinned host memory for the numbers of one batch."""
 
-    def __init__(self, shape: tuple[int, int], device: th.device) -> None:
-        self.tensor = th.empty(shape, dtype=th.int64, pin_memory=device.type == "cuda")
-        self.array = self.tensor.numpy()
-        self.last_use = th.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    def __init__(self, memory: th.Tensor) -> None:
+        self._memory = memory
+        self.tensor = memory
+        self.array: Indices = memory.numpy()
 
-    @property
-    def is_free(self) -> bool:
-        """Whether all that was to read it has been done."""
-        return self.last_use is None or self.last_use.query()  # type: ignore[no-untyped-call]
+    def shaped(self, shape: tuple[int, int]) -> _Block:
+        if self.tensor.shape != shape:
+            self.tensor = self._memory[: math.prod(shape)].view(shape)
+            self.array = self.tensor.numpy()
+        return self
 
 
-_free: dict[tuple[th.device, tuple[int, int]], list[_Host]] = {}
+class _Rotation:
+    """Blocks that kernels read where they are, used in turns, chunk by chunk.
+
+    An event marks the end of a chunk, which costs less than one for each block would. A rotation serves one stream: an
+    event says nothing about others. Where the device is far behind, chunks are added, so that nobody waits for it.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._chunks: list[tuple[list[_Block], th.cuda.Event]] = []
+        self._chunk = 0
+        self._place = _BLOCKS
+
+    def take(self, shape: tuple[int, int]) -> _Block:
+        if self._place == _BLOCKS:
+            self._next_chunk()
+        block = self._chunks[self._chunk][0][self._place].shaped(shape)
+        self._place += 1
+        return block
+
+    def _next_chunk(self) -> None:
+        if self._chunks:
+            self._chunks[self._chunk][1].record()
+            self._chunk = (self._chunk + 1) % len(self._chunks)
+        if not self._chunks or not self._chunks[self._chunk][1].query():  # type: ignore[no-untyped-call]
+            memory = th.empty((_BLOCKS, self._block_size), dtype=th.int64, pin_memory=True)
+            chunk = [_Block(part) for part in memory.unbind(0)], th.cuda.Event()  # type: ignore[no-untyped-call]
+            self._chunks.insert(self._chunk, chunk)
+        self._place = 0
+
+
+@functools.cache
+def _rotation(device_index: int, stream: int, block_size: int) -> _Rotation:
+    return _Rotation(block_size)
+
+
+def _host_memory(shape: tuple[int, int], device: th.device) -> tuple[th.Tensor, Indices]:
+    if device.type != "cuda":
+        array = np.empty(shape, dtype=np.int64)
+        return th.from_numpy(array), array
+    stream = th._C._cuda_getCurrentRawStream(device.index)
+    block = _rotation(device.index, stream, 1 << math.prod(shape).bit_length()).take(shape)
+    return block.tensor, block.array
 
 
 class Places:
@@ -39,10 +84,8 @@ class Places:
         self.slots = slots
         self.envs = envs
         self.device = device
-        shape = (len(slots) + 1 + len(more), len(envs))
-        kept = _free.get((device, shape))
-        self._host = kept.pop(0) if kept and kept[0].is_free else _Host(shape, device)
-        array = self._host.array
+        self.for_kernels, array = _host_memory((len(slots) + 1 + len(more), len(envs)), device)
+        """The numbers, ``int64``, where kernels can read them without waiting for a copy."""
         for row, numbers in enumerate((*slots, envs, *more)):
             array[row] = numbers
 
@@ -51,24 +94,9 @@ class Places:
 
     @functools.cached_property
     def tensor(self) -> th.Tensor:
-        """On the device, ``int64``: the slots of each column, the environments, and what there is more."""
-        return self._host.tensor.to(self.device, non_blocking=True)
-
-    @property
-    def for_kernels(self) -> th.Tensor:
-        """The same for kernels, which need not wait for a copy."""
-        return self._host.tensor
+        """The same on the device: the slots of each column, the environments, and what there is more."""
+        return self.for_kernels.to(self.device, non_blocking=True)
 
     @property
     def env_tensor(self) -> th.Tensor:
         return self.tensor[len(self.slots)]
-
-    def done(self) -> None:
-        """All work that reads the numbers has been given to the device."""
-        host = self._host
-        if host.last_use is None:
-            return
-        host.last_use.record()
-        kept = _free.setdefault((self.device, tuple(host.tensor.shape)), [])  # type: ignore[arg-type]  # two numbers
-        if len(kept) < _MOST_KEPT:
-            kept.append(host)

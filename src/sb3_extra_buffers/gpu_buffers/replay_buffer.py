@@ -13,11 +13,13 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_extra_buffers.compressed.base import SINGLE
 from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
-from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer
+from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer, part_of
 from sb3_extra_buffers.gpu_buffers.fields import Fields
+from sb3_extra_buffers.gpu_buffers.kernels import uses_triton
 from sb3_extra_buffers.gpu_buffers.kernels.batch import FieldBatch
 from sb3_extra_buffers.gpu_buffers.normalization import normalize_obs, normalize_reward
 from sb3_extra_buffers.gpu_buffers.places import Places
+from sb3_extra_buffers.gpu_buffers.transfer import Outbox
 
 if TYPE_CHECKING:
     from sb3_extra_buffers.persistence.state import SavedState
@@ -56,12 +58,12 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
         pos = self.pos
         next_place = (0, (pos + 1) % self.buffer_size) if self.optimize_memory_usage else (1, pos)
         action = action.reshape(self.n_envs, self.action_dim)
-        parts = {key: [self._checked(obs, key), self._checked(next_obs, key)] for key in self._stores}
-        for store in self._device_stores.values():
-            store.make_room()
-        for key, store in self._device_stores.items():
-            store.write(0, pos, parts[key][0])
-            store.write(*next_place, parts[key][1])
+        stores = self._device_stores
+        steps = {key: store.checked_step([part_of(obs, key), part_of(next_obs, key)]) for key, store in stores.items()}
+        for key, store in stores.items():
+            store.make_room(steps[key])
+        for key, store in stores.items():
+            store.write_step([(0, pos), next_place], steps[key])
         rows = self._fields.rows
         rows["actions"][pos] = action
         rows["rewards"][pos] = reward
@@ -87,9 +89,10 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
         following = (last_inds + 1) % self.buffer_size if self.optimize_memory_usage else last_inds
         columns = _ONE_COLUMN if self.optimize_memory_usage else _TWO_COLUMNS
         stores = self._device_stores
-        self._fields.flush()
-        for store in stores.values():
-            store.flush()
+        with Outbox(self._location) as outbox:
+            self._fields.flush(outbox)
+            for store in stores.values():
+                store.flush(outbox)
         places = Places([batch_inds, following], env_indices, self._location)
         only = stores.get(SINGLE)
         if only is not None and only.gathers_fields and env is None and self._outputs_stay:
@@ -97,7 +100,6 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
             fields = self._field_batch(len(batch_inds))
             obs, next_obs = only.read_tensors(columns, places, fields)
             actions, rewards, dones = self._fields_at(places) if fields is None else fields[1:4]
-            places.done()
             return ReplayBufferSamples(obs, actions, next_obs, dones, rewards)
         # The first launch brings the fields along.
         with_fields = next((key for key, store in stores.items() if store.gathers_fields), None)
@@ -107,7 +109,6 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
             for key, store in stores.items()
         }
         actions, rewards, dones = self._fields_at(places) if fields is None else fields[1:4]
-        places.done()
         if env is not None:
             rewards = normalize_reward(rewards, env)
         if SINGLE in pairs:
@@ -138,7 +139,12 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
         return FieldBatch(self._fields.tensor_of_words(), actions, rewards, dones, self._field_constants)
 
     def _fields_at(self, places: Places) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
-        """Actions, rewards and dones, by plain torch operations."""
+        """Actions, rewards and dones, where no launch brings them along."""
+        if uses_triton(self._location) and (batch := self._field_batch(len(places))) is not None:
+            from sb3_extra_buffers.gpu_buffers.kernels.fields_triton import gather_fields
+
+            gather_fields(places.for_kernels, len(places.slots), batch)
+            return batch[1:4]
         fields, where = self._fields, (places.tensor[0], places.env_tensor)
         dones = fields.tensor("dones")[where] * (1 - fields.tensor("timeouts")[where])
         return fields.tensor("actions")[where], fields.tensor("rewards")[where][:, None], dones[:, None]

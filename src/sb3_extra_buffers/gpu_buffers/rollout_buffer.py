@@ -13,9 +13,9 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_extra_buffers.compressed.base import SINGLE
 from sb3_extra_buffers.compressed.rollout_buffer import CompressedRolloutBuffer
-from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer
+from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer, part_of
 from sb3_extra_buffers.gpu_buffers.places import Places
-from sb3_extra_buffers.gpu_buffers.transfer import upload
+from sb3_extra_buffers.gpu_buffers.transfer import Outbox, upload
 
 _NUMBERS = ("values", "log_probs", "advantages", "returns")
 
@@ -37,24 +37,32 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
 
     def add(self, obs: Any, *args: Any, **kwargs: Any) -> None:
         self._settle()
-        if isinstance(obs, dict):
-            obs = {key: _on_host(part) for key, part in obs.items()}
-        for store in self._device_stores.values():
-            store.make_room()
-        super().add(_on_host(obs), *args, **kwargs)
+        stores = self._device_stores
+        steps = {key: store.checked_step([part_of(obs, key)]) for key, store in stores.items()}
+        for key, store in stores.items():
+            store.make_room(steps[key])
+        for key, store in stores.items():
+            store.write_step([(0, self.pos)], steps[key])
+        # SB3's own method does the rest. Observations are stored already, and may be where it could not read them.
+        nothing: Any = {} if isinstance(obs, dict) else _Ignored()
+        observations, self.observations = self.observations, nothing
+        try:
+            super().add(obs if isinstance(obs, dict) else np.zeros(self.n_envs), *args, **kwargs)  # type: ignore[arg-type]
+        finally:
+            self.observations = observations
 
     def _get_samples(self, batch_inds: npt.NDArray[np.int64], env: VecNormalize | None = None) -> Any:
         self._settle()
         envs, slots = np.divmod(batch_inds, self.buffer_size)
-        for store in self._device_stores.values():
-            store.flush()
+        with Outbox(self._location) as outbox:
+            for store in self._device_stores.values():
+                store.flush(outbox)
         places = Places([slots], envs, self._location, (batch_inds,))
         found = {key: store.read_tensors([0], places)[0] for key, store in self._device_stores.items()}
         actions, numbers = self._numbers or self._send_numbers()
         chosen = places.tensor[2]
         observations = {key: self._output(tensor) for key, tensor in found.items()}
         rest = self._output(actions[chosen]), *self._output(numbers[:, chosen]).unbind(0)
-        places.done()
         if SINGLE in observations:
             return RolloutBufferSamples(observations[SINGLE], *rest)
         return DictRolloutBufferSamples(observations, *rest)
@@ -79,5 +87,8 @@ class GpuDictRolloutBuffer(GpuRolloutBuffer, DictRolloutBuffer):
     """The same for Dict observation spaces, each key stored on its own."""
 
 
-def _on_host(observations: Any) -> Any:
-    return observations.cpu().numpy() if isinstance(observations, th.Tensor) else observations
+class _Ignored:
+    """In the place of observations that are stored already."""
+
+    def __setitem__(self, slot: int, observations: Any) -> None:
+        pass

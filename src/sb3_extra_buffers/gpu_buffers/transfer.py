@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch as th
 
+from sb3_extra_buffers.gpu_buffers import kernels
+
 CPU = th.device("cpu")
 
 
@@ -31,6 +33,70 @@ def copy_into(target: th.Tensor, array: npt.NDArray[Any]) -> None:
     """Overwrite a tensor on any device."""
     target.copy_(staged(array, target.device), non_blocking=True)
 
+
+class Outbox:
+    """Changes to tensors on ``device``, which reach it together: with Triton in one transfer and one launch.
+
+    ``with Outbox(device) as outbox:`` sends them at the end. Whatever is queued on the device afterwards sees them.
+    """
+
+    def __init__(self, device: th.device) -> None:
+        self._device = device
+        self._by_kernel = kernels.uses_triton(device)
+        self._segments: list[npt.NDArray[np.int64]] = []
+        """Rows of (address, length)."""
+        self._parts: list[npt.NDArray[np.uint8]] = []
+
+    def put(self, target: th.Tensor, first: int, values: npt.NDArray[Any]) -> None:
+        """Overwrite the rows of ``target``, which must be contiguous, from ``first`` on."""
+        if not self._by_kernel:
+            copy_into(target[first : first + len(values)], values)
+            return
+        data = values.reshape(-1).view(np.uint8)
+        address = target.data_ptr() + first * (data.size // len(values))
+        begins = range(0, data.size, _SEGMENT_BYTES)
+        pieces = [(address + begin, min(data.size - begin, _SEGMENT_BYTES)) for begin in begins]
+        self._segments.append(np.array(pieces, dtype=np.int64))
+        self._parts.append(data)
+
+    def put_rows(self, target: th.Tensor, rows: npt.NDArray[np.int64], values: npt.NDArray[Any]) -> None:
+        """Overwrite some rows of ``target``, which must be contiguous."""
+        if not self._by_kernel:
+            target.index_copy_(0, upload(rows, self._device), upload(values, self._device))
+            return
+        data = values.reshape(-1).view(np.uint8)
+        row_bytes = data.size // len(rows)
+        segments = np.empty((len(rows), 2), dtype=np.int64)
+        segments[:, 0] = target.data_ptr() + rows * row_bytes
+        segments[:, 1] = row_bytes
+        self._segments.append(segments)
+        self._parts.append(data)
+
+    def __enter__(self) -> Outbox:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self._parts:
+            self._send()
+
+    def _send(self) -> None:
+        from sb3_extra_buffers.gpu_buffers.kernels.segments_triton import write_segments
+
+        segments = np.concatenate(self._segments)
+        head = 24 * len(segments)
+        size = head + sum(part.size for part in self._parts)
+        staged = th.empty(size, dtype=th.uint8, pin_memory=self._device.type == "cuda")
+        blob = staged.numpy()
+        table = blob[:head].view(np.int64).reshape(-1, 3)
+        table[:, :2] = segments
+        np.cumsum(segments[:, 1], out=table[:, 2])
+        table[:, 2] += head - segments[:, 1]
+        np.concatenate(self._parts, out=blob[head:])
+        write_segments(staged.to(self._device, non_blocking=True), len(segments))
+
+
+_SEGMENT_BYTES = 1 << 14
+"""What one program of the kernel copies at most."""
 
 _DTYPES = {
     "u1": th.uint8,

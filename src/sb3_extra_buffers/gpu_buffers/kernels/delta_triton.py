@@ -1,8 +1,4 @@
-"""Observations rebuilt from ``delta`` records, a batch in one launch.
-
-A program rebuilds one frame of one sample and writes it wherever it is wanted: an observation and its successor have
-most frames in common. Programs for frames of the successor that are in the observation as well have nothing to do.
-"""
+"""Observations rebuilt from ``delta`` records, a batch in one launch; see :mod:`.gather_triton`."""
 
 from __future__ import annotations
 
@@ -10,18 +6,10 @@ import triton
 import triton.language as tl
 
 from sb3_extra_buffers.codecs import delta_format
-from sb3_extra_buffers.gpu_buffers.kernels.batch import ObservationBatch, field_arguments, field_constants, field_type
-from sb3_extra_buffers.gpu_buffers.kernels.device_functions import (
-    copy_bytes,
-    copy_fields,
-    every,
-    fill_zero,
-    first_frame,
-    load_header,
-    load_word,
-    store_words,
-)
+from sb3_extra_buffers.gpu_buffers.kernels.batch import ObservationBatch
+from sb3_extra_buffers.gpu_buffers.kernels.device_functions import every, load_header, load_word, store_words
 from sb3_extra_buffers.gpu_buffers.kernels.frames import LENGTH_BITS, DeviceFrames
+from sb3_extra_buffers.gpu_buffers.kernels.gather_triton import NOT_SPECIALIZED, begin_frame, launch_gather
 from sb3_extra_buffers.gpu_buffers.kernels.launching import Launcher, block_size
 
 _KIND_SHIFT = tl.constexpr(delta_format.KIND_SHIFT)
@@ -70,82 +58,23 @@ def _write_changes(
         done += tl.sum(step, 0)
 
 
-@triton.jit(do_not_specialize=["n", "n_envs", "capacity", "ring_frames"])
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def _gather_delta(
-    places,
-    ends_0,
-    ends_1,
-    records,
-    heap,
-    table,
-    ring,
-    encoded,
-    out_0,
-    out_1,
-    fields,
-    actions,
-    rewards,
-    dones,
-    n,
-    n_envs,
-    capacity,
-    ring_frames,
-    STACK: tl.constexpr,
-    PAIR: tl.constexpr,
-    WAITING: tl.constexpr,
-    GROUP: tl.constexpr,
-    FRAME_BYTES: tl.constexpr,
-    BLOCK: tl.constexpr,
+    places, ends_0, ends_1, records, heap, table, ring, encoded, out_0, out_1, fields, actions, rewards, dones,
+    n, n_envs, capacity, ring_frames,
+    STACK: tl.constexpr, PAIR: tl.constexpr, WAITING: tl.constexpr, GROUP: tl.constexpr, FRAME_BYTES: tl.constexpr,
+    BLOCK: tl.constexpr, ROW_WORDS: tl.constexpr, ACTION_WORDS: tl.constexpr, ACTION_BLOCK: tl.constexpr,
+    ACTIONS_AT: tl.constexpr, REWARDS_AT: tl.constexpr, DONES_AT: tl.constexpr, TIMEOUTS_AT: tl.constexpr,
     CHANGES: tl.constexpr,
-    ROW_WORDS: tl.constexpr,
-    ACTION_WORDS: tl.constexpr,
-    ACTION_BLOCK: tl.constexpr,
-    ACTIONS_AT: tl.constexpr,
-    REWARDS_AT: tl.constexpr,
-    DONES_AT: tl.constexpr,
-    TIMEOUTS_AT: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    place = tl.program_id(1)
-    slot = tl.load(places + row)
-    lane = tl.load(places + (1 + PAIR) * n + row)
-    first_0 = first_frame(ends_0, slot, n_envs, lane, STACK)
-    first_1 = first_0
-    if PAIR:
-        first_1 = first_frame(ends_1, tl.load(places + n + row), n_envs, lane, STACK)
-    number = first_0 + place
-    if place >= STACK:
-        number = first_1 + place - STACK
-    at_0, at_1 = number - first_0, number - first_1
-    to_0 = (at_0 >= 0) & (at_0 < STACK)
-    to_1 = (at_1 >= 0) & (at_1 < STACK * PAIR)
-    if (place >= STACK) & to_0:
+):  # fmt: skip
+    left, start, packed, position, base_0, to_0, base_1, to_1 = begin_frame(
+        places, ends_0, ends_1, records, heap, ring, encoded, out_0, out_1, fields, actions, rewards, dones,
+        n, n_envs, capacity, ring_frames, STACK, PAIR, WAITING, GROUP, FRAME_BYTES, BLOCK,
+        ROW_WORDS, ACTION_WORDS, ACTION_BLOCK, ACTIONS_AT, REWARDS_AT, DONES_AT, TIMEOUTS_AT,
+    )  # fmt: skip
+    if left == 0:
         return
-    if ACTION_WORDS > 0:
-        if place == 0:
-            copy_fields(
-                fields, slot, lane, row, actions, rewards, dones,
-                ROW_WORDS, ACTION_WORDS, ACTION_BLOCK, ACTIONS_AT, REWARDS_AT, DONES_AT, TIMEOUTS_AT,
-            )  # fmt: skip
-    base_0, base_1 = (row * STACK + at_0) * FRAME_BYTES, (row * STACK + at_1) * FRAME_BYTES
-    if number < 0:
-        fill_zero(out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES, BLOCK)
-        return
-    if WAITING:
-        if number >= tl.load(encoded + lane):
-            waiting = (lane * ring_frames + number % ring_frames) * FRAME_BYTES
-            copy_bytes(ring, waiting, out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES, BLOCK)
-            return
-    entry = records + 2 * (lane * capacity + (number // GROUP) % capacity)
-    start = tl.load(entry)
-    packed = tl.load(entry + 1)
     reference = packed >> _LENGTH_BITS
-    position = number % GROUP
-    if (packed & 0xFFFFFFFF) == GROUP * FRAME_BYTES:
-        copy_bytes(
-            heap, start + position * FRAME_BYTES, out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES, BLOCK
-        )  # fmt: skip
-        return
     n_words: tl.constexpr = (FRAME_BYTES + 3) // 4
     words_at = start + 4 * GROUP
     skips_at = words_at
@@ -175,16 +104,4 @@ _launch = Launcher(_gather_delta, n_warps=2)
 
 
 def gather_delta(frames: DeviceFrames, batch: ObservationBatch) -> None:
-    """Fill the outputs of ``batch`` with observations, and with the fields that belong to them."""
-    places, ends, outs, fields = batch
-    n, n_words = places.shape[1], -(-frames.frame_bytes // 4)
-    constants = (
-        frames.stack, int(len(outs) > 1), frames.any_waiting, frames.group, frames.frame_bytes,
-        block_size(n_words), 256, *field_constants(fields),
-    )  # fmt: skip
-    _launch(
-        outs[0].device, (n, frames.stack * len(outs)), (constants, field_type(fields)),
-        places, ends[0], ends[-1], frames.records, frames.heap, frames.table, frames.ring, frames.encoded,
-        outs[0], outs[-1], *field_arguments(fields, outs[0]),
-        n, ends[0].shape[1], frames.records.shape[1], frames.ring.shape[1], *constants,
-    )  # fmt: skip
+    launch_gather(_launch, frames, batch, block_size(-(-frames.frame_bytes // 4)), (256,))

@@ -34,6 +34,49 @@ def load_header(source):
 
 
 @triton.jit
+def load_frame_words(source, base, words, mask, FRAME_BYTES: tl.constexpr):
+    """The words ``words`` of the frame at byte ``base`` of ``source``, filled up with zeros."""
+    if FRAME_BYTES % 4 == 0:
+        values = tl.load((source + base).to(tl.pointer_type(tl.int32)) + words, mask=mask, other=0)
+    else:
+        values = words * 0
+        for i in tl.static_range(4):
+            byte = 4 * words + i
+            found = tl.load(source + base + byte, mask=mask & (byte < FRAME_BYTES), other=0)
+            values |= found.to(tl.int32) << (8 * i)
+    return values
+
+
+@triton.jit
+def store_integer(target, at, values, mask, BYTES: tl.constexpr):
+    """Write integers of some bytes to byte ``at`` of ``target``, which need not be aligned."""
+    for i in tl.static_range(BYTES):
+        tl.store(target + at + i, ((values >> (8 * i)) & 0xFF).to(tl.uint8), mask=mask)
+
+
+@triton.jit
+def copy_frame(source, base, target, at, FRAME_BYTES: tl.constexpr, BLOCK: tl.constexpr):
+    for begin in range(0, FRAME_BYTES, BLOCK):
+        byte = begin + tl.arange(0, BLOCK)
+        values = tl.load(source + base + byte, mask=byte < FRAME_BYTES, other=0)
+        tl.store(target + at + byte, values, mask=byte < FRAME_BYTES)
+
+
+@triton.jit
+def _larger(left, right):
+    return tl.maximum(left, right)
+
+
+@triton.jit
+def last_mark(at, is_marked_before, earlier):
+    """The last mark before each of the elements ``at``, where it is known whether the one before each is marked.
+
+    :param earlier: The last mark before all of them.
+    """
+    return tl.maximum(tl.associative_scan(tl.where(is_marked_before, at - 1, -1), 0, _larger), earlier)
+
+
+@triton.jit
 def store_words(out, base, words, values, mask, FRAME_BYTES: tl.constexpr):
     """Write ``values`` as the words ``words`` of the frame at byte ``base`` of ``out``."""
     if FRAME_BYTES % 4 == 0:
@@ -62,13 +105,6 @@ def fill_zero(out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES: tl.constexp
         zero = tl.zeros((BLOCK,), dtype=tl.uint8)
         tl.store(out_0 + base_0 + byte, zero, mask=(byte < FRAME_BYTES) & every(to_0, BLOCK))
         tl.store(out_1 + base_1 + byte, zero, mask=(byte < FRAME_BYTES) & every(to_1, BLOCK))
-
-
-@triton.jit
-def first_frame(ends, slot, n_envs, lane, STACK: tl.constexpr):
-    """The number of the first frame of an observation; negative where there is none."""
-    end = tl.load(ends + slot * n_envs + lane).to(tl.int64) & 0xFFFFFFFF
-    return end - STACK
 
 
 @triton.jit

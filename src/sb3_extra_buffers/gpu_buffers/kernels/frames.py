@@ -43,6 +43,11 @@ class Hints(NamedTuple):
     any_missing: bool
     """Whether a frame was never written, and so reads as zeros."""
 
+    @property
+    def all_compressed(self) -> bool:
+        """Whether every frame is in a record that is not raw."""
+        return not (self.any_raw or self.any_waiting or self.any_missing)
+
 
 class Records(NamedTuple):
     """The record of each frame wanted, and the frame's position in it."""
