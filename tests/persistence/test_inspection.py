@@ -53,8 +53,13 @@ def test_damage_is_reported(tmp_path: Path) -> None:
 
 
 def test_the_folder_of_a_buffer_on_disk(tmp_path: Path) -> None:
-    make("CompressedReplayBuffer", storage="mmap", path=tmp_path).close()
-    assert inspect_file(tmp_path).class_name == "CompressedReplayBuffer"
+    with make("CompressedReplayBuffer", storage="mmap", path=tmp_path, compression_method="gzip") as buffer:
+        for step in steps_for(buffer, 60):
+            buffer.add(*step)
+    buffer.save(tmp_path / "file")
+    report, same = inspect_file(tmp_path), inspect_file(tmp_path / "file")
+    assert (report.class_name, report.path) == ("CompressedReplayBuffer", tmp_path)
+    assert report.stored_bytes == pytest.approx(same.stored_bytes, rel=0.3)  # which has whole blocks
 
 
 def test_other_files(tmp_path: Path) -> None:

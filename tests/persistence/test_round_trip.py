@@ -64,8 +64,7 @@ def test_every_class(name: str, filling: str, tmp_path: Path) -> None:
 def test_every_method(method: str, tmp_path: Path) -> None:
     buffer, more = filled("CompressedReplayBuffer", 3 * SLOTS, compression_method=method)
     twin = saved_and_loaded(buffer, tmp_path / "buffer")
-    for one in (buffer, twin):
-        draw(one, 0)  # what reading prepares counts, too
+    assert_same(draw(twin, 0), draw(buffer, 0))  # which also prepares what is prepared on first use
     assert twin.memory_usage() == buffer.memory_usage()
     check_twins(buffer, twin, more)
 
@@ -220,6 +219,18 @@ def test_an_environment_with_other_spaces(tmp_path: Path) -> None:
     filled("CompressedReplayBuffer", 5)[0].save(tmp_path / "buffer")
     with pytest.raises(ConfigurationError, match="another environment"):
         CompressedReplayBuffer.load(tmp_path / "buffer", env=goal_env())
+
+
+def test_progress_is_shown_on_demand(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    buffer, _ = filled("CompressedReplayBuffer", 5)
+    buffer.save(tmp_path / "buffer")
+    CompressedReplayBuffer.load(tmp_path / "buffer")
+    assert capfd.readouterr().err == ""
+    buffer.save(tmp_path / "buffer", progress=True)
+    CompressedReplayBuffer.load(tmp_path / "buffer", progress=True)
+    shown = capfd.readouterr().err
+    assert "saving buffer" in shown
+    assert "loading buffer" in shown
 
 
 def test_a_schedule_that_is_a_function_is_refused(tmp_path: Path) -> None:

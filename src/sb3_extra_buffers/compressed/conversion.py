@@ -97,7 +97,8 @@ class Conversions(ReplayBuffer):
             **arguments,
         )
         size = source.buffer_size
-        with bar("converting", source.size(), None) as update:
+        slot_bytes = sum(part.nbytes for part in _parts(_at(source.observations, 0)))
+        with bar("converting", slot_bytes * source.size(), None) as update:
             for slot in _slots_by_age(source).tolist():
                 obs: Any = source.observations
                 following: Any = obs if source.optimize_memory_usage else source.next_observations
@@ -111,7 +112,7 @@ class Conversions(ReplayBuffer):
                     source.dones[slot],
                     [{"TimeLimit.truncated": bool(timeout)} for timeout in source.timeouts[slot]],
                 )
-                update(1)
+                update(slot_bytes)
         buffer.pos, buffer.full = source.pos, source.full
         return buffer
 
@@ -205,6 +206,10 @@ def _at(observations: Any, key: Any) -> Any:
     if isinstance(observations, dict):
         return {name: array[key] for name, array in observations.items()}
     return observations[key]
+
+
+def _parts(observations: Any) -> list[Any]:
+    return list(observations.values()) if isinstance(observations, dict) else [observations]
 
 
 def _put(observations: Any, slots: npt.NDArray[np.int64], values: Any) -> None:

@@ -88,8 +88,8 @@ def inspect_file(path: str | Path, verify: bool = True, progress: bool | None = 
 
     :param verify: Compare all checksums, which reads the whole file.
     """
-    path = state_file(Path(path))
-    with Container.open(path) as file:
+    path = Path(path)
+    with Container.open(state_file(path)) as file:
         arguments = arguments_of(file)
         damaged = _verified(file, progress) if verify else None
         with as_corrupt(path):
@@ -113,6 +113,7 @@ def _report(
     is_replay = "Rollout" not in file.meta["class"]
     columns = 2 if is_replay and not arguments["optimize_memory_usage"] else 1
     fields = sum(array.nbytes for name, array in file.arrays.items() if name.startswith("fields/"))
+    mapped = sum(map(_mapped_bytes, state["stores"].values())) if path.is_dir() else 0
     return FileReport(
         path=path,
         class_name=file.meta["class"],
@@ -126,11 +127,16 @@ def _report(
         transitions=size * n_envs,
         methods={key: _method(store) for key, store in state["stores"].items()},
         arrays=file.arrays,
-        file_bytes=path.stat().st_size,
-        stored_bytes=file.stored_bytes,
+        file_bytes=file.path.stat().st_size + mapped,
+        stored_bytes=file.stored_bytes + mapped,
         raw_bytes=size * n_envs * observation * columns + fields * size // n_slots,
         damaged=damaged,
     )
+
+
+def _mapped_bytes(store: dict[str, Any]) -> int:
+    """What a buffer on disk has in a file beside its state."""
+    return sum(end - start for start, end in store["frames"]["arena"]["extents"])
 
 
 def _method(store: dict[str, Any]) -> str:
