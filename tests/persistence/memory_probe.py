@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.save_util import load_from_pkl, save_to_pkl
 
 from benchmarks.memory import peak_rss, settled_rss
@@ -72,6 +73,24 @@ def loading(path: Path) -> dict[str, int]:
     return found
 
 
+def converting(path: Path) -> dict[str, int]:
+    """From SB3's buffer, and back."""
+    fill(make_buffer(60), 100)
+    plain = ReplayBuffer(SLOTS * N_ENVS // 2, FRAMES, spaces.Discrete(5), "cpu", n_envs=N_ENVS)
+    for slot in range(plain.buffer_size):
+        plain.observations[slot] = plain.next_observations[slot - 1] = slot % 256
+    plain.full = True
+    raw = plain.observations.nbytes + plain.next_observations.nbytes
+    held: list[Any] = [plain]
+    del plain
+    before = settled_rss()
+    there = peak_of(lambda: held.append(CompressedReplayBuffer.from_sb3(held[0], "cpu"))) - before
+    del held[0]
+    before = settled_rss()
+    back = peak_of(lambda: held.append(held[0].to_sb3())) - before
+    return {"raw": raw, "there": there, "back": back}
+
+
 if __name__ == "__main__":
-    action = {"save": saving, "load": loading}[sys.argv[1]]
+    action = {"save": saving, "load": loading, "convert": converting}[sys.argv[1]]
     sys.stdout.write(json.dumps(action(Path(sys.argv[2]))))

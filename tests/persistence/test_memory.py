@@ -29,3 +29,10 @@ def test_neither_saving_nor_loading_needs_the_buffer_twice(tmp_path: Path) -> No
             assert found[way] <= 1.15 * found["live"] + 64_000_000, (action, way)
     for file in (path, path.with_suffix(".pkl")):
         assert file.stat().st_size <= 1.02 * found["live"]
+
+
+def test_a_conversion_needs_no_second_copy(tmp_path: Path) -> None:
+    found = measured("convert", tmp_path)
+    assert found["raw"] > 150_000_000
+    assert found["there"] <= 0.1 * found["raw"] + 64_000_000
+    assert found["back"] <= 1.1 * found["raw"] + 64_000_000

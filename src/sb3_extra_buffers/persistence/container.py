@@ -113,8 +113,9 @@ class Container:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of all blocks that the manifest refers to."""
-        return sum(array.stored_bytes for array in self.arrays.values())
+        """Bytes of all blocks that the manifest refers to, each counted once."""
+        parts = (part for array in self.arrays.values() for part in array.parts())
+        return sum({block.offset: length for block, _, length in parts if block is not None}.values())
 
     def read(self, name: str, progress: Progress | None = None, into: Bytes | None = None) -> npt.NDArray[Any]:
         """An array, its checksums compared; in memory of zeros ``into``, if that is given."""
