@@ -9,7 +9,7 @@ pytest.importorskip("cv2")
 
 
 def test_both_runs_end_with_the_same_network() -> None:
-    finished = run("demo", "--env", "PongNoFrameskip-v4", "--steps", 240, "--buffer-size", 300)
+    finished = run("demo", "--env", "PongNoFrameskip-v4", "--steps", 120, "--buffer-size", 150)
     assert finished.returncode == 0, finished.stderr
     assert "Trained networks: bit-identical" in finished.stdout
     assert "CompressedReplayBuffer.memory_usage():" in finished.stdout

@@ -104,7 +104,7 @@ def warm_up(buffer_class: type[ReplayBuffer], options: Options) -> None:
     """Fill and drop a small buffer, so that loading and compiling code does not count as time of ``add``."""
     env = make_env(options.env, N_ENVS, options.seed)
     buffer = buffer_class(1_000, env.observation_space, env.action_space, n_envs=N_ENVS)
-    for transition in play(env, steps=250):
+    for transition in play(env, steps=min(250, options.steps)):
         buffer.add(*transition)
     buffer.sample(32)
     env.close()
