@@ -34,7 +34,9 @@ def measuring(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil
         assert process.stderr is not None
         said = ""
         while "memory:" not in said:
-            said += process.stderr.read(1)
+            letter = process.stderr.read(1)
+            assert letter, said  # it has ended
+            said += letter
         parent = psutil.Process(process.pid)
         while not (children := parent.children(recursive=True)):
             time.sleep(0.02)
