@@ -46,6 +46,8 @@ def _fill(workers: Workers, stream: Stream, rounds: int, table: Table) -> None:
     first = workers.in_turn(early, "fill", steps=steps)
     grown = workers.at_once("growth")
     rest = workers.in_turn(rounds - early, "fill", steps=steps)
+    for subject, payload in workers.at_once("payload_per_frame").items():
+        table.put(subject, PAYLOAD, Absent("no account") if payload is None else [payload])
     again = workers.in_turn(rounds, "fill", steps=steps, remember=True)
     table.put_all(ADD, {subject: first[subject] + found for subject, found in rest.items()})
     table.put_all(ADD_AGAIN, again)
@@ -55,8 +57,6 @@ def _fill(workers: Workers, stream: Stream, rounds: int, table: Table) -> None:
         each = made[subject] / held + (total - grown[subject]) / added
         table.put(subject, BYTES, [each])
         table.put(subject, FIXED, [(total - each * held) / 1e6])
-    for subject, payload in workers.at_once("payload_per_frame").items():
-        table.put(subject, PAYLOAD, Absent("no account") if payload is None else [payload])
 
 
 def _check(workers: Workers, table: Table) -> None:

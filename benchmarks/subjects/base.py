@@ -64,5 +64,8 @@ class Subject(ABC):
         """Take over what :meth:`save` wrote."""
 
     def payload_per_frame(self) -> float | None:
-        """Compressed bytes per stored frame, by the library's own account, if it gives one."""
+        """Compressed bytes per stored frame, by the library's own account, if it gives one.
+
+        To be asked for before anything is overwritten.
+        """
         return None

@@ -47,4 +47,5 @@ class Ours(Sb3Like):
 
     def payload_per_frame(self) -> float:
         assert isinstance(self.buffer, CompressedReplayBuffer)
+        # Frames that were ever encoded: those that have been overwritten since would count, too.
         return self.buffer.memory_usage().payload / int(self.buffer._stores[""].frames.encoded.sum())

@@ -41,12 +41,14 @@ def test_a_process_that_dies_is_an_error_that_says_when() -> None:
     assert not Path(worker.scratch.name).exists()
 
 
-def test_memory_is_what_sb3_is_known_to_take() -> None:
-    data = Data("Noise", 1_200, ("sb3",), n_envs=2)
+def test_memory_is_what_it_is_known_to_be() -> None:
+    data = Data("Noise", 1_200, ("sb3", "ours:none"), n_envs=2)
     table = replay.measure(replace(QUICK, data={"noise": data}, fill_rounds=8, sample_rounds=2), "noise")
-    memory = table.cell("sb3", replay.BYTES)
+    memory, payload = table.cell("sb3", replay.BYTES), table.cell("ours:none", replay.PAYLOAD)
     assert not table.failures
     assert isinstance(memory, Figure)
+    assert isinstance(payload, Figure)
+    assert payload.median == pytest.approx(4 * 84 * 84, rel=0.01)
     assert memory.median == pytest.approx(2 * 4 * 84 * 84, rel=0.1)  # huge pages are coarse
     assert not any("never stored" in note for note in table.notes)
 
