@@ -165,6 +165,7 @@ class PackedObservationStore(DeviceStore):
         frames.append_on_device([self._cut(tensor) for tensor in step], ends, slots)  # type: ignore[arg-type]
         for slot in slots:
             self._news.note(slot)
+            self._slots_used = max(self._slots_used, slot + 1)
         self._steps += 1
         if self._steps % _REVIEW_STEPS == 0:
             self._review()

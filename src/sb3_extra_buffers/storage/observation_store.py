@@ -82,6 +82,8 @@ class ObservationStore:
         self.stored_dtype = config.stored_dtype(dtype)
         self.ends = [np.zeros((n_slots, n_envs), dtype=np.uint32) for _ in range(n_columns)]
         """The number of the frame after an observation's last one; 0 where there is none."""
+        self._slots_used = 0
+        """Slots from this one on have never been written to, so nobody has to look at them."""
         self._all_lanes = np.arange(n_envs)
         self._steps = 0
         self._decide_at: int | None = None
@@ -123,6 +125,7 @@ class ObservationStore:
         where = self._all_lanes if lanes is None else lanes
         ends = self.frames.append(where, observations, self._oldest)
         self.ends[column][slot, slice(None) if lanes is None else lanes] = ends
+        self._slots_used = max(self._slots_used, slot + 1)
         if column == 0:
             self._steps += 1
             if self._steps == self._decide_at:
@@ -151,7 +154,7 @@ class ObservationStore:
     def clear(self) -> None:
         """Forget all observations; what was learnt about them stays."""
         for ends in self.ends:
-            ends[:] = 0
+            ends[: self._slots_used] = 0
         self.frames.clear()
 
     def decide(self) -> None:
@@ -195,6 +198,7 @@ class ObservationStore:
         self.frames.restore(state.part("frames"))
         ends = state.part("ends")
         self.ends = [ends.array(str(column), np.uint32, old.shape) for column, old in enumerate(self.ends)]
+        self._slots_used = self.n_slots
         oldest = self.frames.first_records * self.codec.frames_per_record + self.layout.stack
         for column in self.ends:
             for i in range(0, self.n_slots, _PIECE):
@@ -237,7 +241,8 @@ class ObservationStore:
         """The oldest frame of each lane that an observation still needs."""
         # In pieces: passing arrays as large as the index would leave holes in the process's memory.
         # Less one, so that "never written" becomes the largest number instead of the smallest.
-        pieces = (ends[i : i + _PIECE] for ends in self.ends for i in range(0, self.n_slots, _PIECE))
+        used = max(self._slots_used, 1)
+        pieces = (ends[i : min(i + _PIECE, used)] for ends in self.ends for i in range(0, used, _PIECE))
         oldest_ends = np.stack([(piece - np.uint32(1)).min(axis=0) for piece in pieces]).min(axis=0)
         oldest: Indices = oldest_ends.astype(np.int64) + 1 - self.layout.stack
         return oldest
@@ -254,9 +259,9 @@ class ObservationStore:
     def _live_frames(self) -> Indices:
         """How many frames of each lane belong to an observation."""
         counts = np.zeros(self.n_envs, dtype=np.int64)
-        sorted_ends, gaps = zeros((2, len(self.ends) * self.n_slots), np.dtype(np.uint32))
+        sorted_ends, gaps = zeros((2, len(self.ends) * self._slots_used), np.dtype(np.uint32))
         for lane in range(self.n_envs):
-            np.concatenate([ends[:, lane] for ends in self.ends], out=sorted_ends)
+            np.concatenate([ends[: self._slots_used, lane] for ends in self.ends], out=sorted_ends)
             sorted_ends.sort()
             # An observation has all its frames for itself, except for those of the one that ends before it.
             gaps[0] = sorted_ends[0]
@@ -316,7 +321,7 @@ class ObservationStore:
 
     def _by_age(self) -> Indices:
         """Slots that hold something, the one written first in front."""
-        newest = self.ends[0].max(axis=1)
+        newest = self.ends[0][: self._slots_used].max(axis=1)
         slots = np.flatnonzero(newest)
         return slots[np.argsort(newest[slots], kind="stable")]
 
@@ -333,7 +338,8 @@ class ObservationStore:
         """Store everything anew, in the order in which it came."""
         old_frames, old_layout, old_ends, slots = self.frames, self.layout, self.ends, self._by_age()
         self._use(layout, recipe)
-        self.ends = [np.zeros_like(ends) for ends in old_ends]
+        # Not zeros_like(), which would write to all of it, and so take its memory.
+        self.ends = [np.zeros(ends.shape, dtype=ends.dtype) for ends in old_ends]
         for slot in slots.tolist():
             for column, ends in enumerate(old_ends):
                 lanes = np.flatnonzero(ends[slot])
