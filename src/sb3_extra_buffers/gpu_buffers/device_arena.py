@@ -10,7 +10,7 @@ import torch as th
 from sb3_extra_buffers.codecs.base import Bytes
 from sb3_extra_buffers.errors import CapacityError
 from sb3_extra_buffers.gpu_buffers.raw_buffer import RawBuffer
-from sb3_extra_buffers.gpu_buffers.transfer import CPU, Outbox
+from sb3_extra_buffers.gpu_buffers.transfer import CPU, Outbox, copy_into
 from sb3_extra_buffers.storage.arena import Arena
 
 if TYPE_CHECKING:

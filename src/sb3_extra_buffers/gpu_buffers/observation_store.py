@@ -276,6 +276,10 @@ class PackedObservationStore(DeviceStore):
         super()._rebuild(layout, recipe)
         self._changes.note_all()
 
+    def state(self) -> State:
+        self._take_back()
+        return super().state()
+
     def restore(self, state: SavedState) -> None:
         super().restore(state)
         self._copy_ends()
