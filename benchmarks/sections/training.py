@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from typing import Any
 
 from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.policies import BasePolicy
 from tqdm import tqdm
 
 from benchmarks.environments import make_env
@@ -40,6 +38,8 @@ def measure(plan: Plan) -> Table:
 
 def train(algorithm: str, subject: str, steps: int) -> dict[str, Any]:
     """Train in this process; the first tenth, in which code is compiled and a method chosen, is not counted."""
+    from sb3_extra_buffers.measure.training_run import hash_of
+
     model = make_model(algorithm, compressed=subject != "sb3")
     model.learn(steps // 10)
     counted_from = model.num_timesteps
@@ -59,11 +59,3 @@ def make_model(algorithm: str, compressed: bool) -> BaseAlgorithm:
         return DQN("CnnPolicy", make_env(GAME, 4, seed=0), buffer_size=20_000, learning_starts=100, **common)
     common |= {"rollout_buffer_class": CompressedRolloutBuffer} if compressed else {}
     return PPO("CnnPolicy", make_env(GAME, 8, seed=0), n_steps=128, batch_size=256, n_epochs=4, **common)
-
-
-def hash_of(policy: BasePolicy) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in policy.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.cpu().numpy().tobytes())
-    return digest.hexdigest()

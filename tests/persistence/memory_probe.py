@@ -16,8 +16,8 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.save_util import load_from_pkl, save_to_pkl
 
-from benchmarks.memory import peak_rss, settled_rss
 from sb3_extra_buffers.compressed import CompressedReplayBuffer
+from sb3_extra_buffers.measure.memory import peak_rss, settled_rss
 
 N_ENVS = 32
 FRAMES = spaces.Box(0, 255, (1, 32, 32), np.uint8)

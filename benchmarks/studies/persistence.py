@@ -1,7 +1,7 @@
 """Saving and loading of MsPacman transitions, next to SB3's pickle; and a buffer on disk that is larger than memory.
 
-    python -m benchmarks.persistence                      # 200,000 transitions, SB3 with a quarter of them
-    python -m benchmarks.persistence --disk 5000000       # a buffer on disk, filled one and a half times
+    python -m benchmarks.studies.persistence                      # 200,000 transitions, SB3 with a quarter of them
+    python -m benchmarks.studies.persistence --disk 5000000       # a buffer on disk, filled one and a half times
 
 Every row is measured in a process of its own. Memory is what the process had at most beside the buffer itself.
 """
@@ -21,9 +21,10 @@ import numpy as np
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.save_util import load_from_pkl, save_to_pkl
 
-from benchmarks.memory import peak_rss, rss, run_in_fresh_process, settled_rss
 from benchmarks.recordings import Transition, load_recording, transitions
 from sb3_extra_buffers.compressed import CompressedReplayBuffer
+from sb3_extra_buffers.measure.memory import peak_rss, rss, settled_rss
+from sb3_extra_buffers.measure.processes import run_in_fresh_process
 
 N_ENVS = 4
 _STEPS = 25_000
