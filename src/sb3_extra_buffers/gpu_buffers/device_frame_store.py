@@ -175,6 +175,11 @@ class DeviceFrameStore(FrameStore):
         """What kernels read; as of the last :meth:`flush`."""
         return self._copy
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether there is something to :meth:`flush`."""
+        return self._changed
+
     def flush(self, outbox: Outbox) -> None:
         """Bring the device up to date, without waiting for it."""
         if not self._changed:

@@ -231,7 +231,7 @@ class PackedObservationStore(DeviceStore):
             frames.collect(self._oldest)
             frames.flush(outbox)
             return
-        if not self._changes.count:
+        if not self._changes.count and not frames.has_changed:
             return
         frames.encode_waiting(self._oldest)
         frames.flush(outbox)
