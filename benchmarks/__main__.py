@@ -3,6 +3,7 @@
     python -m benchmarks                    # everything: some 25 minutes on two cores
     python -m benchmarks --quick            # a taste of it: less than three minutes
     python -m benchmarks --sections replay --data doom_labels,doom_rgb --subjects sb3,ours
+    python -m benchmarks --sections replay --data mspacman,pong,breakout --subjects sb3,ours:auto --steps 25000
 
 Writes results.json, results.md and pictures. Recordings, and environments for the other libraries, are made first where
 they are not there yet.
@@ -46,15 +47,16 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="less data, fewer subjects, fewer repeats")
     parser.add_argument("--sections", type=_names, default=list(SECTIONS), help=f"of {','.join(SECTIONS)}")
     parser.add_argument("--data", type=_names, help=f"of the section replay: {','.join(FULL.data)}")
+    parser.add_argument("--steps", type=int, help="of each environment, in the section replay")
     parser.add_argument("--subjects", type=_names, help="libraries (sb3, ours, ...) or library:method; default: all")
     parser.add_argument("--out", type=Path, help="folder for the results (default: one in benchmarks/results)")
     parser.add_argument("--resume", action="store_true", help="keep what an interrupted run left in that folder")
     parser.add_argument("--publish", action="store_true", help="write the report into docs/, too")
     arguments = parser.parse_args()
-    everything = not arguments.data and not arguments.subjects and arguments.sections == list(SECTIONS)
+    everything = not any((arguments.data, arguments.steps, arguments.subjects)) and arguments.sections == list(SECTIONS)
     out: Path = arguments.out or RESULTS / ("quick" if arguments.quick else "full" if everything else "partial")
     try:
-        plan = choose(QUICK if arguments.quick else FULL, arguments.data, arguments.subjects)
+        plan = choose(QUICK if arguments.quick else FULL, arguments.data, arguments.subjects, arguments.steps)
         parts = parts_of(plan, arguments.sections)
         versions = check_libraries(
             [subject for section in arguments.sections for subject in subjects_of(plan, section)]

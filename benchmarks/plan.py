@@ -132,8 +132,8 @@ QUICK = replace(
 )
 
 
-def choose(plan: Plan, data: list[str] | None, subjects: list[str] | None) -> Plan:
-    """The plan for less data, or for other subjects.
+def choose(plan: Plan, data: list[str] | None, subjects: list[str] | None, steps: int | None = None) -> Plan:
+    """The plan for less data, for other subjects, or for more or fewer steps.
 
     A library stands for those of its subjects that the plan has. ``library:method`` is taken as it is, on all data.
     """
@@ -142,6 +142,10 @@ def choose(plan: Plan, data: list[str] | None, subjects: list[str] | None) -> Pl
         if unknown:
             raise ValueError(f"unknown data {', '.join(unknown)}; known are {', '.join(FULL.data)}")
         plan = replace(plan, data={name: plan.data.get(name, FULL.data[name]) for name in data})
+    if steps is not None:
+        if steps < plan.fill_rounds:
+            raise ValueError(f"--steps must be at least {plan.fill_rounds}, not {steps}")
+        plan = replace(plan, data={name: replace(part, steps=steps) for name, part in plan.data.items()})
     if subjects is None:
         return plan
     for subject in subjects:
