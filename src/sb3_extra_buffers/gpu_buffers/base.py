@@ -18,9 +18,9 @@ from sb3_extra_buffers.codecs.availability import has_numba
 from sb3_extra_buffers.codecs.registry import parse_method
 from sb3_extra_buffers.compressed.base import SINGLE, BaseCompressedBuffer
 from sb3_extra_buffers.errors import ConfigurationError, UnknownMethodError
+from sb3_extra_buffers.gpu_buffers.dense_store import DenseObservationStore
 from sb3_extra_buffers.gpu_buffers.device_arena import HeapBudget
 from sb3_extra_buffers.gpu_buffers.observation_store import (
-    DenseObservationStore,
     DeviceStore,
     PackedObservationStore,
 )

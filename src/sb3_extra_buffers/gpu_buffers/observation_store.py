@@ -1,13 +1,12 @@
 """Observations by place, with what they are made of on a torch device.
 
 :class:`PackedObservationStore` is the store of :mod:`sb3_extra_buffers.storage.observation_store` with its frames on
-the device; :class:`DenseObservationStore` keeps observations as they are, in one tensor.
+the device; :class:`.dense_store.DenseObservationStore` keeps observations as they are, in one tensor.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,18 +15,16 @@ import numpy as np
 import numpy.typing as npt
 import torch as th
 
-from sb3_extra_buffers.codecs.base import Codec, Indices
-from sb3_extra_buffers.codecs.none import NoneCodec
+from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.codecs.zstd import ZstdCodec
 from sb3_extra_buffers.errors import CapacityError
-from sb3_extra_buffers.gpu_buffers import kernels
 from sb3_extra_buffers.gpu_buffers.delta_codec import BatchDeltaCodec
 from sb3_extra_buffers.gpu_buffers.device_arena import HeapBudget
 from sb3_extra_buffers.gpu_buffers.fields import Changes
 from sb3_extra_buffers.gpu_buffers.kernels.batch import FieldBatch, ObservationBatch
 from sb3_extra_buffers.gpu_buffers.places import Places
 from sb3_extra_buffers.gpu_buffers.tensor_frame_store import News, TensorFrameStore
-from sb3_extra_buffers.gpu_buffers.transfer import CPU, Outbox, copy_into, torch_dtype, upload
+from sb3_extra_buffers.gpu_buffers.transfer import CPU, Outbox, torch_dtype, upload
 from sb3_extra_buffers.storage.config import CodecRecipe
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.observation_store import _REVIEW_STEPS, ObservationStore
@@ -336,85 +333,3 @@ class PackedObservationStore(DeviceStore):
 
 def _receive(ends: npt.NDArray[np.uint32], part: slice, array: npt.NDArray[np.int32]) -> None:
     ends[part] = array.view(np.uint32)
-
-
-class DenseObservationStore(DeviceStore):
-    """Observations as they are, in a tensor of all columns, slots and environments."""
-
-    def _start(self) -> None:
-        # Bytes, because torch can do little with some dtypes.
-        n_bytes = math.prod(self.shape) * self.stored_dtype.itemsize
-        shape = (len(self.ends), self.n_slots, self.n_envs, n_bytes)
-        self.values = th.zeros(shape, dtype=th.uint8, device=self.device)
-        self.gathers_fields = kernels.uses_triton(self.device)
-        self.ends = []
-
-    @property
-    def codec(self) -> Codec:
-        return NoneCodec(StackLayout(self.shape, self.stored_dtype).frame)
-
-    @property
-    def label(self) -> str:
-        return "none"
-
-    def to(self, device: th.device) -> None:
-        self.device = device
-        self.values = self.values.to(device)
-        self.gathers_fields = kernels.uses_triton(device)
-
-    @property
-    def takes_tensors(self) -> bool:
-        return self.device.type != "cpu"
-
-    def make_room(self, step: Sequence[Observations]) -> None:
-        pass
-
-    def write(self, column: int, slot: int, observations: Any, lanes: Indices | None = None) -> None:
-        target = self.values[column, slot]
-        if isinstance(observations, th.Tensor):
-            target.copy_(observations.contiguous().view(len(observations), -1).view(th.uint8), non_blocking=True)
-            return
-        rows = np.ascontiguousarray(observations).reshape(len(observations), -1).view(np.uint8)
-        if lanes is None:
-            copy_into(target, rows)
-        else:
-            target[upload(lanes, self.device)] = upload(rows, self.device)
-
-    def read(
-        self, wanted: list[tuple[int, Indices]], envs: Indices, device: th.device | None = None
-    ) -> list[npt.NDArray[Any]]:
-        places = Places([slots for _, slots in wanted], envs, self.device)
-        return [found.cpu().numpy() for found in self.read_tensors([column for column, _ in wanted], places)]
-
-    def read_tensors(self, columns: list[int], places: Places, fields: FieldBatch | None = None) -> list[th.Tensor]:
-        if self.gathers_fields:
-            from sb3_extra_buffers.gpu_buffers.kernels.rows_triton import gather_rows
-
-            shape = (len(places), self.values.shape[-1])
-            found = [th.empty(shape, dtype=th.uint8, device=self.device) for _ in columns]
-            gather_rows(places.for_kernels, [self.values[column] for column in columns], found, fields)
-        else:
-            envs = places.env_tensor
-            found = [self.values[column][places.tensor[row], envs] for row, column in enumerate(columns)]
-        dtype = torch_dtype(self.stored_dtype)
-        return [self._as_output(values.view(dtype).view(len(places), *self.shape)) for values in found]
-
-    def clear(self) -> None:
-        self.values.zero_()
-
-    def flush(self, outbox: Outbox) -> None:
-        pass
-
-    @property
-    def device_bytes(self) -> int:
-        return self.values.nbytes
-
-    def state(self) -> State:
-        return {"values": self.values.cpu().numpy()}
-
-    def restore(self, state: SavedState) -> None:
-        values = state.array("values", np.uint8, tuple(self.values.shape))
-        self.values = th.from_numpy(values).to(self.device)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "values": self.values.cpu(), "device": th.device("cpu")}
