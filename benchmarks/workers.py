@@ -35,6 +35,7 @@ class Worker:
         self.doing = "starting"
         peers = library_of(subject).peers
         # On a disk, and removed from here: the system's folder may be memory, and a worker just ends.
+        CACHE.mkdir(exist_ok=True)
         self.scratch = tempfile.TemporaryDirectory(dir=CACHE)
         environment = {
             **os.environ,
