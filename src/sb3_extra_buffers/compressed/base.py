@@ -42,6 +42,9 @@ class _Reopening(ABCMeta):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         buffer = super().__call__(*args, **kwargs)
         if buffer._folder is not None:
+            for name in buffer._saved_fields:
+                array = getattr(buffer, name)
+                setattr(buffer, name, buffer._folder.zeros(array.shape, array.dtype))
             buffer._folder.reopen(buffer)
         return buffer
 
@@ -231,7 +234,11 @@ class BaseCompressedBuffer(BaseBuffer, metaclass=_Reopening):
 
     def _restore_field(self, name: str, fields: SavedState) -> None:
         fresh = getattr(self, name)
-        setattr(self, name, fields.array(name, fresh.dtype, fresh.shape))
+        saved = fields.array(name, fresh.dtype, fresh.shape)
+        if self._folder is None:
+            setattr(self, name, saved)
+        else:
+            fresh[:] = saved
 
     def _create_stores(self) -> None:
         parts = {SINGLE: self.observation_space}
@@ -250,6 +257,7 @@ class BaseCompressedBuffer(BaseBuffer, metaclass=_Reopening):
                 as_float=self.output_dtype == "float" or (self.normalize_images and is_image),
                 divisor=255.0 if self.normalize_images and is_image else 1.0,
                 make_arena=Arena if self._folder is None else self._folder.arena_maker(key),
+                make_zeros=np.zeros if self._folder is None else self._folder.zeros,
             )
 
     def _column(self, column: int, shift: int = 0) -> Any:

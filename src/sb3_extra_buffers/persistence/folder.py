@@ -17,13 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import numpy as np
+import numpy.typing as npt
+
 from sb3_extra_buffers.errors import ConfigurationError, SaveError
 from sb3_extra_buffers.persistence import container
 from sb3_extra_buffers.persistence.container import Container
 from sb3_extra_buffers.persistence.description import as_corrupt, describe
 from sb3_extra_buffers.persistence.state import SavedState
 from sb3_extra_buffers.storage.extent_arena import ExtentArena
-from sb3_extra_buffers.storage.memory import FileMemory
+from sb3_extra_buffers.storage.memory import FileMemory, zeros_in_file
 
 if TYPE_CHECKING:
     from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
@@ -57,6 +60,10 @@ class BufferFolder:
     def _new_arena(self, name: str) -> ExtentArena:
         # Never a name that was used before, which ``state`` may still mean.
         return ExtentArena(FileMemory(self.path / f"{name}.{secrets.token_hex(4)}.arena"))
+
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """An array that takes no memory, either. It goes with the process: what is to stay is in ``state``."""
+        return zeros_in_file(self.path, shape, dtype)
 
     def before_adding(self, buffer: BaseCompressedBuffer) -> None:
         """Flush if so much has died since the last time that files would grow for the sake of what is dead."""

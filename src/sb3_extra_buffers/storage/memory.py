@@ -6,6 +6,7 @@ import math
 import mmap
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -66,13 +67,7 @@ class FileMemory:
     def resize(self, size: int) -> None:
         """Make room for ``size`` bytes, keeping the contents. Not enough room on the disk is an error, here and now."""
         with self.path.open("r+b") as file:
-            try:
-                if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(file.fileno(), 0, size)
-                else:
-                    file.truncate(size)
-            except OSError as error:
-                raise SaveError(f"{self.path} cannot grow to {size:,} bytes: {error.strerror}.") from error
+            _reserve(file, size, self.path)
             self._map_file(file)
 
     def flush(self) -> None:
@@ -146,3 +141,22 @@ def zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     if size < mmap.PAGESIZE * 4:
         return np.zeros(shape, dtype=dtype)
     return np.frombuffer(_map_private(size), dtype=dtype).reshape(shape)
+
+
+def zeros_in_file(folder: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """The same in a file without a name, so that the system can drop it from physical memory."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        _reserve(file, max(math.prod(shape) * dtype.itemsize, 1), folder)
+        mapped = mmap.mmap(file.fileno(), 0)
+    return np.frombuffer(mapped, dtype=dtype, count=math.prod(shape)).reshape(shape)
+
+
+def _reserve(file: Any, size: int, path: Path) -> None:
+    """Room on the disk. Without it, writing to a map of the file would end the process."""
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+        else:
+            file.truncate(size)
+    except OSError as error:
+        raise SaveError(f"{path} cannot grow to {size:,} bytes: {error.strerror}.") from error

@@ -69,6 +69,7 @@ class ObservationStore:
         as_float: bool = False,
         divisor: float = 1.0,
         make_arena: Callable[[], Arena] = Arena,
+        make_zeros: Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]] = np.zeros,
     ) -> None:
         self.n_slots = n_slots
         self.n_envs = n_envs
@@ -79,8 +80,9 @@ class ObservationStore:
         self.output_dtype = np.dtype(np.float32) if as_float else dtype
         self.divisor = divisor
         self._make_arena = make_arena
+        self._make_zeros = make_zeros
         self.stored_dtype = config.stored_dtype(dtype)
-        self.ends = [np.zeros((n_slots, n_envs), dtype=np.uint32) for _ in range(n_columns)]
+        self.ends = [make_zeros((n_slots, n_envs), np.dtype(np.uint32)) for _ in range(n_columns)]
         """The number of the frame after an observation's last one; 0 where there is none."""
         self._slots_used = 0
         """Slots from this one on have never been written to, so nobody has to look at them."""
@@ -197,12 +199,17 @@ class ObservationStore:
         self._use(self._restored_layout(state.part("layout")), recipe)
         self.frames.restore(state.part("frames"))
         ends = state.part("ends")
-        self.ends = [ends.array(str(column), np.uint32, old.shape) for column, old in enumerate(self.ends)]
+        for column, fresh in enumerate(self.ends):
+            saved = ends.array(str(column), np.uint32, fresh.shape)
+            if self._make_zeros is np.zeros:
+                self.ends[column] = saved
+            else:
+                fresh[:] = saved
         self._slots_used = self.n_slots
         oldest = self.frames.first_records * self.codec.frames_per_record + self.layout.stack
-        for column in self.ends:
+        for numbers in self.ends:
             for i in range(0, self.n_slots, _PIECE):
-                piece = column[i : i + _PIECE]
+                piece = numbers[i : i + _PIECE]
                 if not ((piece == 0) | ((piece >= oldest) & (piece <= self.frames.heads))).all():
                     raise state.error("ends", "leads to frames that are not there")
 
@@ -339,7 +346,7 @@ class ObservationStore:
         old_frames, old_layout, old_ends, slots = self.frames, self.layout, self.ends, self._by_age()
         self._use(layout, recipe)
         # Not zeros_like(), which would write to all of it, and so take its memory.
-        self.ends = [np.zeros(ends.shape, dtype=ends.dtype) for ends in old_ends]
+        self.ends = [self._make_zeros(ends.shape, ends.dtype) for ends in old_ends]
         for slot in slots.tolist():
             for column, ends in enumerate(old_ends):
                 lanes = np.flatnonzero(ends[slot])
@@ -350,7 +357,7 @@ class ObservationStore:
                     self.ends[column][slot, lanes] = self.frames.append(lanes, found, self._oldest)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_make_arena": Arena}  # a copy is in memory
+        return {**self.__dict__, "_make_arena": Arena, "_make_zeros": np.zeros}  # a copy is in memory
 
 
 def _gather(
