@@ -78,7 +78,9 @@ class Worker:
             raise WorkerError(f"{self.subject}: the process ended ({status}) while {self.doing}\n{self._last_words()}")
         answer = json.loads(line)
         if "error" in answer:
-            raise WorkerError(f"{self.subject}: {self.doing} failed: {answer['error']}")
+            # Results are published, and where a temporary folder was is nobody's business.
+            reason = answer["error"].replace(self.scratch.name, "...")
+            raise WorkerError(f"{self.subject}: {self.doing} failed: {reason}")
         return answer["result"]
 
     def ask(self, do: str, **arguments: Any) -> Any:
