@@ -10,22 +10,25 @@ import pytest
 import torch as th
 from gymnasium import spaces
 
-from sb3_extra_buffers.gpu_buffers import nvcomp
+from sb3_extra_buffers.gpu_buffers import kernels, nvcomp
 from tests.gpu.helpers import IMAGES, recorded, replay_pair
 from tests.transitions import add_to_replay, sample_both
 
 zstandard = pytest.importorskip("zstandard")
 
 
-@pytest.fixture
-def batches(device: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+@pytest.fixture(params=["torch operations", "kernels"])
+def batches(device: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The size of each batch that nvCOMP gets. Without a GPU, zstandard takes its place, and refuses other records."""
+    if request.param == "kernels":
+        pytest.importorskip("triton")
+    monkeypatch.setattr(kernels, "uses_triton", lambda device: request.param == "kernels")
     seen: list[int] = []
     decompress = nvcomp.decompress if nvcomp.is_available(th.device(device)) else _by_zstandard
 
-    def spy(sources: th.Tensor, lengths: th.Tensor, out: th.Tensor) -> None:
-        seen.append(len(out))
-        decompress(sources, lengths, out)
+    def spy(sources: th.Tensor, lengths: th.Tensor, targets: th.Tensor, record_bytes: int) -> None:
+        seen.append(len(sources))
+        decompress(sources, lengths, targets, record_bytes)
 
     if device == "cuda" and decompress is _by_zstandard:
         pytest.skip("needs nvCOMP")
@@ -34,10 +37,10 @@ def batches(device: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def _by_zstandard(sources: th.Tensor, lengths: th.Tensor, out: th.Tensor) -> None:
-    for address, length, row in zip(sources.tolist(), lengths.tolist(), out, strict=True):
-        record = ctypes.string_at(address, length)
-        row[:] = th.tensor(list(zstandard.ZstdDecompressor().decompress(record, out.shape[1])), dtype=th.uint8)
+def _by_zstandard(sources: th.Tensor, lengths: th.Tensor, targets: th.Tensor, record_bytes: int) -> None:
+    for source, length, target in th.stack([sources, lengths, targets], 1).tolist():
+        frame = zstandard.ZstdDecompressor().decompress(ctypes.string_at(source, length), record_bytes)
+        ctypes.memmove(target, frame, record_bytes)
 
 
 def test_batches_are_decoded_in_one_call(batches: list[int], device: str) -> None:

@@ -12,7 +12,7 @@ import torch as th
 
 from sb3_extra_buffers.codecs.base import Codec, Indices
 from sb3_extra_buffers.codecs.none import NoneCodec
-from sb3_extra_buffers.gpu_buffers import kernels
+from sb3_extra_buffers.gpu_buffers import batch_memory, kernels
 from sb3_extra_buffers.gpu_buffers.kernels.batch import FieldBatch
 from sb3_extra_buffers.gpu_buffers.observation_store import DeviceStore, Observations
 from sb3_extra_buffers.gpu_buffers.places import Places
@@ -76,7 +76,7 @@ class DenseObservationStore(DeviceStore):
             from sb3_extra_buffers.gpu_buffers.kernels.rows_triton import gather_rows
 
             shape = (len(places), self.values.shape[-1])
-            found = [th.empty(shape, dtype=th.uint8, device=self.device) for _ in columns]
+            found = [batch_memory.empty(shape, th.uint8, self.device) for _ in columns]
             gather_rows(places.for_kernels, [self.values[column] for column in columns], found, fields)
         else:
             envs = places.env_tensor

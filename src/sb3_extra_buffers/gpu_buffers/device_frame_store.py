@@ -58,6 +58,8 @@ class DeviceFrameStore(FrameStore):
         self.ring = np.zeros((n_lanes, -(-ring_frames // group) * group, frame_bytes), dtype=np.uint8)
         self._most_waiting = 0
         """In any lane; at least as many as there are."""
+        self._any_raw = False
+        """Whether there may be a raw record."""
         self._forget_copy()
 
     @property
@@ -89,6 +91,7 @@ class DeviceFrameStore(FrameStore):
     def clear(self) -> None:
         super().clear()
         self._most_waiting = 0
+        self._any_raw = False
         self._changed = True
 
     def gather(self, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
@@ -139,11 +142,22 @@ class DeviceFrameStore(FrameStore):
     @property
     def has_kernel(self) -> bool:
         """Whether there is a kernel that rebuilds whole batches."""
-        return isinstance(self.codec, BatchDeltaCodec | RleCodec) and kernels.uses_triton(self.device)
+        by_kernel = isinstance(self.codec, BatchDeltaCodec | RleCodec) or self.decodes_zstd
+        return by_kernel and kernels.uses_triton(self.device)
+
+    def all_compressed(self, lanes: Indices, firsts: Indices) -> bool:
+        """Whether all frames of the observations that begin at ``firsts`` are in records that are not raw."""
+        if not self._any_raw and np.array_equal(self.heads, self.encoded):
+            return int(firsts.min(initial=0)) >= 0
+        return self.hints(lanes, firsts).all_compressed
 
     def launch(self, batch: ObservationBatch) -> None:
-        """Rebuild observations with a kernel that does the whole batch."""
-        if isinstance(self.codec, RleCodec):
+        """Rebuild observations with a kernel that does the whole batch. Those of ``zstd`` must be compressed."""
+        if self.decodes_zstd:
+            from sb3_extra_buffers.gpu_buffers.kernels.zstd_triton import gather_zstd
+
+            gather_zstd(self.copy, batch)
+        elif isinstance(self.codec, RleCodec):
             from sb3_extra_buffers.gpu_buffers.kernels.rle_triton import gather_rle
 
             gather_rle(self.copy, batch, self.codec.runs_type.itemsize, self.codec.element_type.itemsize)
@@ -160,6 +174,7 @@ class DeviceFrameStore(FrameStore):
     def restore(self, state: SavedState) -> None:
         super().restore(state)
         self._most_waiting = int((self.heads - self.encoded).max())
+        self._any_raw = bool((self.lengths == self.codec.record_bytes).any())
         self._forget_copy()
 
     # The device's copy
@@ -238,6 +253,7 @@ class DeviceFrameStore(FrameStore):
         self.encoded += counts * group
         self._bytes_encoded += size
         self._frames_encoded += group * len(lanes)
+        self._any_raw = self._any_raw or int(lengths.max()) == self.codec.record_bytes
         self._changed = True
         return starts
 

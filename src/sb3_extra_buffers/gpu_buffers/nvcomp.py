@@ -53,30 +53,40 @@ def is_available(device: th.device) -> bool:
     return device.type == "cuda" and _library() is not None
 
 
-def decompress(sources: th.Tensor, lengths: th.Tensor, out: th.Tensor) -> None:
-    """Decompress records into the rows of ``out``, which have the size of a record, without waiting for the device.
+def decompress(sources: th.Tensor, lengths: th.Tensor, targets: th.Tensor, record_bytes: int) -> None:
+    """Decompress records of ``record_bytes`` each, without waiting for the device.
 
     :param sources: The addresses of the records, ``int64``.
     :param lengths: Their lengths, ``int64``.
+    :param targets: The addresses that they are decompressed to, ``int64``.
     """
-    library, (n, record_bytes) = _library(), out.shape
-    with th.cuda.device(out.device):
-        stream = th.cuda.current_stream().cuda_stream
-        needed = _SIZE()
-        _check(
-            library.nvcompBatchedZstdDecompressGetTempSize(
-                n, record_bytes, _Options(), ctypes.byref(needed), n * record_bytes, stream
-            )
-        )
-        scratch = th.empty(needed.value, dtype=th.uint8, device=out.device)
-        room, sizes = th.full((2, n), record_bytes, dtype=th.int64, device=out.device).unbind(0)
-        statuses = th.empty(n, dtype=th.int32, device=out.device)
-        targets = th.arange(out.data_ptr(), out.data_ptr() + out.numel(), record_bytes, device=out.device)
+    n, device = len(sources), sources.device
+    with th.cuda.device(device):
+        n_scratch = _scratch_bytes(n, record_bytes)
+        scratch = th.empty(n_scratch, dtype=th.uint8, device=device)
+        room, sizes = th.full((2, n), record_bytes, dtype=th.int64, device=device).unbind(0)
+        statuses = th.empty(n, dtype=th.int32, device=device)
         arguments = (
-            *(tensor.data_ptr() for tensor in (sources, lengths, room, sizes)), n, scratch.data_ptr(), needed.value,
-            targets.data_ptr(), _Options(), statuses.data_ptr(), stream,
+            *(tensor.data_ptr() for tensor in (sources, lengths, room, sizes)), n, scratch.data_ptr(), n_scratch,
+            targets.data_ptr(), _Options(), statuses.data_ptr(), th.cuda.current_stream().cuda_stream,
         )  # fmt: skip
-        _check(library.nvcompBatchedZstdDecompressAsync(*arguments))
+        _check(_library().nvcompBatchedZstdDecompressAsync(*arguments))
+
+
+def decompress_to_rows(sources: th.Tensor, lengths: th.Tensor, out: th.Tensor) -> None:
+    """The same into the rows of ``out``, which have the size of a record."""
+    n, record_bytes = out.shape
+    begin = out.data_ptr()
+    targets = th.arange(begin, begin + n * record_bytes, record_bytes, device=out.device)
+    decompress(sources, lengths, targets, record_bytes)
+
+
+@functools.lru_cache
+def _scratch_bytes(n: int, record_bytes: int) -> int:
+    needed = _SIZE()
+    get_size = _library().nvcompBatchedZstdDecompressGetTempSize
+    _check(get_size(n, record_bytes, _Options(), ctypes.byref(needed), n * record_bytes, None))
+    return needed.value
 
 
 def _check(status: int) -> None:

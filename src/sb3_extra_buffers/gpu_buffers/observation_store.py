@@ -18,6 +18,7 @@ import torch as th
 from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.codecs.zstd import ZstdCodec
 from sb3_extra_buffers.errors import CapacityError
+from sb3_extra_buffers.gpu_buffers import batch_memory
 from sb3_extra_buffers.gpu_buffers.delta_codec import BatchDeltaCodec
 from sb3_extra_buffers.gpu_buffers.device_arena import HeapBudget
 from sb3_extra_buffers.gpu_buffers.fields import Changes
@@ -186,10 +187,14 @@ class PackedObservationStore(DeviceStore):
             pairs = list(zip(columns, places.slots, strict=True))
             return [upload(array, self.device) for array in self.read(pairs, places.envs)]
         if self.gathers_fields:
-            return self._launch(frames, columns, places, fields)
-        return [
-            self._as_output(self._merge(observations)) for observations in self._read_by_torch(frames, columns, places)
-        ]
+            if not frames.decodes_zstd or frames.all_compressed(places.envs, self._firsts(columns, places)):
+                return self._launch(frames, columns, places, fields)
+            if fields is not None:
+                from sb3_extra_buffers.gpu_buffers.kernels.fields_triton import gather_fields
+
+                gather_fields(places.for_kernels, len(places.slots), fields)
+        observations = self._read_by_torch(frames, columns, places)
+        return [self._as_output(self._merge(part)) for part in observations]
 
     def _launch(
         self, frames: TensorFrameStore, columns: list[int], places: Places, fields: FieldBatch | None
@@ -197,22 +202,28 @@ class PackedObservationStore(DeviceStore):
         n, layout, is_bytes = len(places), self.layout, self.stored_dtype == np.uint8
         as_it_is = is_bytes and layout.is_contiguous
         shape = self.shape if as_it_is else (layout.stack, layout.frame.nbytes)
-        outs = th.empty((len(columns), n, *shape), dtype=th.uint8, device=self.device).unbind(0)
+        outs = [batch_memory.empty((n, *shape), th.uint8, self.device) for _ in columns]
         frames.launch(
             ObservationBatch(places.for_kernels, [self._ends_copies[column] for column in columns], outs, fields)
         )
         if as_it_is and self._plain_output:
-            return list(outs)
+            return outs
         return [self._as_output(out if as_it_is else self._merge(out)) for out in outs]
+
+    def _firsts(self, columns: list[int], places: Places) -> Indices:
+        """The first frame of each observation, (columns, n), where the host knows it."""
+        firsts = np.empty((len(columns), len(places)), dtype=np.int64)
+        for row, column, slots in zip(firsts, columns, places.slots, strict=True):
+            row[:] = self.ends[column].reshape(-1).take(slots * self.n_envs + places.envs)
+        firsts -= self.layout.stack
+        return firsts
 
     def _read_by_torch(self, frames: TensorFrameStore, columns: list[int], places: Places) -> list[th.Tensor]:
         stack = self.layout.stack
         if frames.is_ahead:
             hints = frames.hints_for_any()
         else:
-            slots = zip(columns, places.slots, strict=True)
-            host_ends = [self.ends[column][some, places.envs] for column, some in slots]
-            firsts = np.stack(host_ends).astype(np.int64) - stack
+            firsts = self._firsts(columns, places)
             hints = frames.hints(places.envs, firsts)
             if isinstance(self.codec, ZstdCodec) and not (frames.decodes_zstd and hints.all_compressed):
                 return frames.decode_records(places.envs, firsts)

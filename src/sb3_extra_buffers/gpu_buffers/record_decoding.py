@@ -86,7 +86,7 @@ def _decode_on_device(plan: RecordPlan, heap: th.Tensor, out: th.Tensor) -> None
     places = upload(np.stack([plan.starts, plan.lengths]), heap.device)
     n = plan.n_compressed
     if n:
-        nvcomp.decompress(places[0, :n] + heap.data_ptr(), places[1, :n], out[:n])
+        nvcomp.decompress_to_rows(places[0, :n] + heap.data_ptr(), places[1, :n], out[:n])
     if n < len(out):
         out[n:] = windows(heap, places[0, n:], out.shape[1])
 

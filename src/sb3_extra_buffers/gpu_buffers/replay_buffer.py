@@ -13,6 +13,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_extra_buffers.compressed.base import SINGLE
 from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
+from sb3_extra_buffers.gpu_buffers import batch_memory
 from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer, part_of
 from sb3_extra_buffers.gpu_buffers.fields import Fields
 from sb3_extra_buffers.gpu_buffers.kernels import uses_triton
@@ -134,8 +135,8 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
             words = self.action_dim * dtype.itemsize // 4
             offsets = [self._fields.offset(name) for name in _FIELDS]
             self._field_constants = (self._fields.dtype.itemsize // 4, words, 1 << (words - 1).bit_length(), *offsets)
-        actions = th.empty((n, self.action_dim), dtype=dtype, device=location)
-        rewards, dones = th.empty((2, n, 1), dtype=th.float32, device=location).unbind(0)
+        actions = batch_memory.empty((n, self.action_dim), dtype, location)
+        rewards, dones = (batch_memory.empty((n, 1), th.float32, location) for _ in range(2))
         return FieldBatch(self._fields.tensor_of_words(), actions, rewards, dones, self._field_constants)
 
     def _fields_at(self, places: Places) -> tuple[th.Tensor, th.Tensor, th.Tensor]:

@@ -20,7 +20,7 @@ NOT_SPECIALIZED = ["n", "n_envs", "capacity", "ring_frames"]
 
 
 @triton.jit
-def _first_frame(ends, slot, n_envs, lane, STACK: tl.constexpr):
+def first_frame(ends, slot, n_envs, lane, STACK: tl.constexpr):
     """The number of the first frame of an observation; negative where there is none."""
     end = tl.load(ends + slot * n_envs + lane).to(tl.int64) & 0xFFFFFFFF
     return end - STACK
@@ -43,10 +43,10 @@ def begin_frame(
     place = tl.program_id(1)
     slot = tl.load(places + row)
     lane = tl.load(places + (1 + PAIR) * n + row)
-    first_0 = _first_frame(ends_0, slot, n_envs, lane, STACK)
+    first_0 = first_frame(ends_0, slot, n_envs, lane, STACK)
     first_1 = first_0
     if PAIR:
-        first_1 = _first_frame(ends_1, tl.load(places + n + row), n_envs, lane, STACK)
+        first_1 = first_frame(ends_1, tl.load(places + n + row), n_envs, lane, STACK)
     number = first_0 + place
     if place >= STACK:
         number = first_1 + place - STACK

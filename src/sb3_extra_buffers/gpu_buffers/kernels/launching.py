@@ -24,7 +24,8 @@ class Launcher:
     """Calls a Triton kernel. Triton looks at every argument of every call, which takes longer than the kernel.
 
     So a compiled kernel is used again for calls of the same ``key``, which must tell apart calls with other constants
-    or types. Numbers must not be specialized on, and tensors must be aligned, as those are that torch allocates.
+    or types. Numbers must not be specialized on, and tensors must be as torch allocates them, or rows of
+    such: Triton takes for granted that they are aligned.
     """
 
     def __init__(self, function: Any, n_warps: int) -> None:

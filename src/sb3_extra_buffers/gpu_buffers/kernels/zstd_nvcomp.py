@@ -16,5 +16,5 @@ def decode_zstd_nvcomp(frames: DeviceFrames, lanes: th.Tensor, numbers: th.Tenso
     """
     records = find_records(frames, lanes, numbers)
     decoded = th.empty((lanes.numel(), frames.frame_bytes), dtype=th.uint8, device=lanes.device)
-    nvcomp.decompress(records.starts + frames.heap.data_ptr(), records.lengths, decoded)
+    nvcomp.decompress_to_rows(records.starts + frames.heap.data_ptr(), records.lengths, decoded)
     return decoded
