@@ -21,6 +21,7 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalC
 from stable_baselines3.common.vec_env import VecEnv
 from tqdm import tqdm
 
+from sb3_extra_buffers.codecs.availability import require
 from sb3_extra_buffers.compressed.base import DummyCls
 from sb3_extra_buffers.recording import RecordBuffer
 from sb3_extra_buffers.training_utils.atari import make_env
@@ -192,7 +193,10 @@ def watch(algorithm: type[BaseAlgorithm], name: str, game: str, options: argpars
     model = load(algorithm, name, options)
     video = options.video or (None if has_screen() else Path(f"{name}.mp4"))
     env = game_env(game, options, render_mode="human" if video is None else "rgb_array")
-    record = None if video is None else RecordBuffer(res=(210, 160))
+    record = None
+    if video is not None:
+        require("imageio_ffmpeg", "a video", "video")  # better missed before the game than after it
+        record = RecordBuffer(res=(210, 160))
     print(eval_model(options.episodes, env, model, buffer=record))
     if record is not None:
         record.save_video(video, fps=15)  # type: ignore[arg-type]  # there is a path if there is a record

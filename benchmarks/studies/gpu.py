@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the results here")
     arguments = parser.parse_args()
     device = th.device(arguments.device)
-    recording = load_recording("mspacman", min(arguments.steps, 25_000))
+    recording = load_recording("mspacman", min(max(arguments.steps, ROLLOUT_STEPS * ROLLOUT_ENVS), 25_000))
 
     fewer = min(FEWER_STEPS, arguments.steps)
     results: Results = {
@@ -77,7 +77,8 @@ def main() -> None:
     }
     for method in arguments.methods.split(","):
         steps = arguments.steps if method in ("delta", "delta x2") else fewer
-        results[method] = measure_replay(method, recording, steps, device, arguments.repeats)
+        with _without_nvcomp() if method.endswith(ON_HOST) else nullcontext():
+            results[method] = measure_replay(method, recording, steps, device, arguments.repeats)
     for subject in (SB3, "delta"):
         results[subject]["rollout, 4 epochs, µs"] = measure_rollout(subject, recording, device)
     print(f"\nMsPacman, {arguments.steps * 4:,} transitions ({fewer * 4:,} but for delta)\n")
@@ -116,12 +117,10 @@ def measure_replay(subject: str, recording: Recording, steps: int, device: th.de
             transition = _on_device(transition, device)
         spent.append(_microseconds(buffer.add, *transition))
     found = {"add, µs": statistics.fmean(sorted(spent)[: len(spent) * 99 // 100])}  # without what compiled
-    with _without_nvcomp() if subject.endswith(ON_HOST) else nullcontext():
-        for batch_size in BATCH_SIZES:
-            found[f"sample({batch_size}), µs"] = _median_time(partial(buffer.sample, batch_size), device, repeats)
+    for batch_size in BATCH_SIZES:
+        found[f"sample({batch_size}), µs"] = _median_time(partial(buffer.sample, batch_size), device, repeats)
     if isinstance(buffer, GpuReplayBuffer):
-        if not subject.endswith(ON_HOST):
-            found["sample(32) after add, µs"] = _median_sample_after_add(subject, buffer, recording, device, repeats)
+        found["sample(32) after add, µs"] = _median_sample_after_add(subject, buffer, recording, device, repeats)
         found["device bytes per transition"] = (_device_memory(device) - before) / size
         if device.type == "cuda" and uses_triton(device) and method in ("delta", "rle"):
             found["kernel, batch of 256, µs"] = _kernel_time(buffer)
