@@ -26,7 +26,7 @@ format: $(VENV)/.ready ## Fix what the linter can, and format
 	$(RUN)/ruff format .
 
 # ARGS: see `python -m benchmarks --help`; --publish writes the results into docs/.
-bench: $(VENV)/.ready ## Compare memory and speed with SB3 and other libraries; QUICK=1 in about four minutes
+bench: $(VENV)/.ready ## Compare memory and speed with SB3 and other libraries; QUICK=1 in about two minutes
 	$(RUN)/python -m benchmarks $(if $(QUICK),--quick) $(ARGS)
 
 docs: export NO_MKDOCS_2_WARNING := 1

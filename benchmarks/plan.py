@@ -112,22 +112,22 @@ _ONE_OF_EACH = ("sb3", "ours:auto", "older:zstd-5", "cpprb", "torchrl:tensor")
 QUICK = replace(
     FULL,
     data={
-        "mspacman": replace(FULL.data["mspacman"], steps=1_200, subjects=("sb3", "ours:auto", SMALLEST, *PEERS)),
-        "acrobot": replace(FULL.data["acrobot"], steps=1_200, subjects=_ONE_OF_EACH),
+        "mspacman": replace(FULL.data["mspacman"], steps=1_000, subjects=(*_ONE_OF_EACH, SMALLEST)),
+        "acrobot": replace(FULL.data["acrobot"], steps=1_000, subjects=_ONE_OF_EACH),
     },
-    game_steps=1_200,
+    game_steps=1_000,
     fill_rounds=8,
     sample_rounds=3,
     saving_rounds=1,
     saving_subjects=_ONE_OF_EACH,
     rollout_rounds=3,
     rollout_subjects=("sb3", "ours:auto", "older:zstd-5"),
-    sizes=(2_000, 10_000),
+    sizes=(1_000, 5_000),
     env_counts=(1, 8),
     scaling_subjects=("sb3", "ours:auto"),
-    recorded_steps=1_200,
+    recorded_steps=1_000,
     seconds_per_size=10.0,
-    training_steps={"DQN": 400, "PPO": 1_024},
+    training_steps={"DQN": 400},
     training_rounds=1,
 )
 

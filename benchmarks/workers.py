@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -59,11 +60,9 @@ class Worker:
     def send(self, do: str, **arguments: Any) -> None:
         assert self.process.stdin is not None
         self.doing = do
-        try:
+        with contextlib.suppress(BrokenPipeError):  # receive() says why it ended
             self.process.stdin.write(json.dumps({"do": do, "with": arguments}) + "\n")
             self.process.stdin.flush()
-        except BrokenPipeError:
-            pass  # receive() says why it ended
 
     def receive(self) -> Any:
         assert self.process.stdout is not None
@@ -92,7 +91,8 @@ class Worker:
         assert self.process.stdout is not None
         self.process.kill()  # nothing in it is worth waiting for
         self.process.wait()
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # of what it never read
+            self.process.stdin.close()
         self.process.stdout.close()
         self.errors.close()
         self.scratch.cleanup()

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import __main__ as suite
 from benchmarks import peers
-from benchmarks.plan import QUICK, Data, choose
+from benchmarks.plan import FULL, QUICK, Data, choose
 from benchmarks.results import Figure
 from benchmarks.sections import replay
 from benchmarks.streams import Stream
@@ -84,7 +84,7 @@ def test_an_unknown_library_ends_the_command_in_one_line() -> None:
 
 
 def test_libraries_stand_for_their_subjects_and_methods_for_themselves() -> None:
-    plan = choose(QUICK, ["mspacman"], ["sb3", "torchrl", "ours:rle"])
+    plan = choose(FULL, ["mspacman"], ["sb3", "torchrl", "ours:rle"])
     assert plan.data["mspacman"].subjects == (
         "sb3",
         "torchrl:tensor",
