@@ -150,10 +150,11 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
         """
         last_inds = batch_inds if last_inds is None else last_inds
         pairs = {key: self._observation_pair(key, batch_inds, last_inds, env_indices) for key in self._stores}
-        obs, next_obs = ({key: pair[which] for key, pair in pairs.items()} for which in (0, 1))
-        is_dict = isinstance(self.observation_space, spaces.Dict)
+        is_dict = SINGLE not in pairs
+        obs, next_obs = ({key: pair[i] for key, pair in pairs.items()} for i in (0, 1)) if is_dict else pairs[SINGLE]
         # take() with one index is several times faster than [] with two.
-        places, last_places = (inds * self.n_envs + env_indices for inds in (batch_inds, last_inds))
+        places = batch_inds * self.n_envs + env_indices
+        last_places = places if last_inds is batch_inds else last_inds * self.n_envs + env_indices
         dones = self.dones.reshape(-1, 1).take(last_places, axis=0)
         dones *= 1 - self.timeouts.reshape(-1, 1).take(last_places, axis=0)
         rewards = self._normalize_reward(self.rewards.reshape(-1, 1).take(places, axis=0), env)
@@ -176,11 +177,12 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
         following = (0, (last_inds + 1) % self.buffer_size) if self.optimize_memory_usage else (1, last_inds)
         return self._stores[key].read([(0, batch_inds), following], env_indices, self.device)
 
-    def _tensors(self, observations: dict[str, npt.NDArray[Any]], env: VecNormalize | None) -> Any:
-        if isinstance(self.observation_space, spaces.Dict):
-            normalized = self._normalize_obs(observations, env)
-            return {key: self.to_torch(array) for key, array in normalized.items()}  # type: ignore[union-attr]
-        return self.to_torch(self._normalize_obs(observations[SINGLE], env))  # type: ignore[arg-type]
+    def _tensors(self, observations: Any, env: VecNormalize | None) -> Any:
+        """An array or a dict of arrays as tensors."""
+        normalized = self._normalize_obs(observations, env)
+        if isinstance(normalized, dict):
+            return {key: self.to_torch(array) for key, array in normalized.items()}
+        return self.to_torch(normalized)
 
 
 class CompressedDictReplayBuffer(CompressedReplayBuffer, DictReplayBuffer):
