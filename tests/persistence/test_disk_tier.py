@@ -196,7 +196,7 @@ def test_a_killed_process_leaves_what_was_flushed(between_flushes: int, tmp_path
 
 
 def test_a_missing_or_short_file_is_found(tmp_path: Path) -> None:
-    with on_disk(tmp_path) as buffer:
+    with on_disk(tmp_path, compression_method="rle") as buffer:
         for step in steps_for(buffer, 70):
             buffer.add(*step)
     del buffer
@@ -213,7 +213,7 @@ def test_a_missing_or_short_file_is_found(tmp_path: Path) -> None:
 def test_a_full_disk(tmp_path: Path) -> None:
     from tests.persistence.test_container import files_no_larger_than
 
-    buffer = on_disk(tmp_path)
+    buffer = on_disk(tmp_path, compression_method="rle")
     steps = steps_for(buffer, 70)
 
     def add_all() -> None:

@@ -25,7 +25,10 @@ from tests.persistence.buffers import RGB, SLOTS, add, draw, make, steps_for
 
 State = tuple[dict[str, Any], dict[str, np.ndarray]]
 KINDS = {
-    "delta": ("CompressedReplayBuffer", {"compression_method": "delta", "frame_stack": 4}),
+    "delta": (
+        "CompressedReplayBuffer",
+        {"compression_method": "delta", "frame_stack": 4, "compression_kwargs": {"frames_per_record": 4}},
+    ),
     "none": ("CompressedRolloutBuffer", {"compression_method": "none", "frame_stack": None}),
     "rle-jit": ("CompressedReplayBuffer", {"compression_method": "rle-jit"}),
     "zstd-dict": ("CompressedReplayBuffer", {"compression_method": "zstd-dict/3", "frame_stack": 4}),

@@ -83,7 +83,15 @@ def as_corrupt(path: Path) -> Iterator[None]:
         yield
     except ExtraBuffersError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, MemoryError) as error:
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+        MemoryError,
+        NotImplementedError,
+    ) as error:
         raise CorruptDataError(f"{path} makes no sense: {error}") from error
 
 

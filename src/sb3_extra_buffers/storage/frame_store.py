@@ -74,7 +74,8 @@ class FrameStore:
         """
         memory, form = self.layout.in_memory(observations)
         ends, waiting = self.newest.append(lanes, memory, form, self.ring, self.heads, self.encoded)
-        if waiting >= self.codec.frames_per_record:
+        # Not sooner than it must be: by then most lanes have a complete record, and all are encoded in one call.
+        if waiting + self.layout.stack > self.ring.shape[1]:
             self._encode_waiting(oldest)
         return ends
 

@@ -60,22 +60,27 @@ class StackLayout:
 
     def in_memory(self, observations: npt.NDArray[Any]) -> tuple[Bytes, MemoryForm]:
         """Observations, ``(n, *shape)``, as ``(n, bytes)``, and how frames lie in there. Copies only if it must."""
-        if self.is_contiguous and observations.flags.c_contiguous:
-            return observations.reshape(len(observations), -1).view(np.uint8), self._frame_after_frame
-        n, frame_bytes = len(observations), self.frame.nbytes
-        form = self._frame_after_frame
-        if not self.is_contiguous:
-            chunk = self.shape[-1] // self.stack * self.dtype.itemsize
-            form = MemoryForm(frame_bytes // chunk, chunk, chunk)
-        elif (channels_last := observations.transpose(0, *range(2, observations.ndim), 1)).flags.c_contiguous:
-            observations = channels_last
-            chunk = self.shape[0] // self.stack * self.dtype.itemsize
-            form = MemoryForm(frame_bytes // chunk, chunk, self.dtype.itemsize)
-        return np.ascontiguousarray(observations).reshape(n, -1).view(np.uint8), form
+        form = self._frame_after_frame if self.is_contiguous else self._pixel_after_pixel
+        if self.is_contiguous and not observations.flags.c_contiguous:
+            channels_last = observations.transpose(self._channels_last)
+            if channels_last.flags.c_contiguous:
+                observations, form = channels_last, self._pixel_after_pixel
+        return np.ascontiguousarray(observations).reshape(len(observations), -1).view(np.uint8), form
 
     @cached_property
     def _frame_after_frame(self) -> MemoryForm:
         return MemoryForm(1, self.frame.nbytes, self.frame.nbytes)
+
+    @cached_property
+    def _pixel_after_pixel(self) -> MemoryForm:
+        channels = self.shape[0 if self.is_contiguous else -1] // self.stack
+        chunk = channels * self.dtype.itemsize
+        return MemoryForm(self.frame.nbytes // chunk, chunk, self.dtype.itemsize if self.is_contiguous else chunk)
+
+    @cached_property
+    def _channels_last(self) -> tuple[int, ...]:
+        """The axes of observations whose shape says "channels first", with the channels at the end."""
+        return (0, *range(2, len(self.shape) + 1), 1)
 
     def merge(self, frames: Bytes, out: npt.NDArray[Any]) -> None:
         """Frames, ``(n, stack, frame_bytes)``, as observations, where their frames are not contiguous."""
