@@ -102,7 +102,7 @@ FULL = Plan(
     env_counts=(1, 4, 16),
     scaling_subjects=("sb3", "ours:auto", SMALLEST, "older:zstd-5", "cpprb", "torchrl:compressed"),
     recorded_steps=25_000,
-    seconds_per_size=120.0,
+    seconds_per_size=240.0,
     training_subjects=("sb3", "ours:auto"),
     training_steps={"DQN": 1_600, "PPO": 3_072},
     training_rounds=3,
@@ -167,7 +167,9 @@ def choose(plan: Plan, data: list[str] | None, subjects: list[str] | None, steps
         rollout_subjects=rollouts,
         saving_subjects=chosen(plan.saving_subjects),
         scaling_subjects=chosen(plan.scaling_subjects),
-        training_subjects=tuple(name for name in plan.training_subjects if name.partition(":")[0] in subjects),
+        training_subjects=tuple(
+            name for name in plan.training_subjects if name in subjects or name.partition(":")[0] in subjects
+        ),
     )
 
 

@@ -43,9 +43,9 @@ def _fill(workers: Workers, stream: Stream, rounds: int, table: Table) -> None:
     made = workers.at_once("growth")
     steps = stream.steps // rounds
     early = -(-max(GROWN_STEPS, stream.steps // 4) // steps)
-    first = workers.in_turn(early, "fill", steps=steps)
+    first = workers.in_turn(early, "fill", steps=steps, remember=True)
     grown = workers.at_once("growth")
-    rest = workers.in_turn(rounds - early, "fill", steps=steps)
+    rest = workers.in_turn(rounds - early, "fill", steps=steps, remember=True)
     for subject, payload in workers.at_once("payload_per_frame").items():
         table.put(subject, PAYLOAD, Absent("no account") if payload is None else [payload])
     again = workers.in_turn(rounds, "fill", steps=steps, remember=True)

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from benchmarks.plan import GAME, Plan
 from benchmarks.results import Absent, Table
 from benchmarks.streams import Stream
+from benchmarks.subjects import library_of
 from benchmarks.workers import Workers
 
 SAVE, LOAD, SIZE = "save, ms", "load, ms", "file, bytes per transition"
@@ -24,8 +25,9 @@ def measure(plan: Plan) -> Table:
             table.put(subject, SAVE, [one["save"] for one in found])
             table.put(subject, LOAD, [one["load"] for one in found])
             table.put(subject, SIZE, [found[-1]["size"] / stream.transitions])
-        for subject in set(workers.failures) - failed_before:
-            # That a library cannot save its buffer is a result, not a failure of the run.
+        cannot = [name for name in workers.failures if name not in failed_before and library_of(name).peers]
+        for subject in cannot:
+            # That another library cannot save its buffer is a result, not a failure of the run.
             reason = workers.failures.pop(subject).rpartition("failed: ")[2]
             for column in table.columns:
                 table.put(subject, column, Absent(f"cannot: {reason}"))

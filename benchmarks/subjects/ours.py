@@ -9,6 +9,7 @@ from stable_baselines3.common.buffers import ReplayBuffer, RolloutBuffer
 
 from benchmarks.subjects.sb3 import Sb3Like
 from sb3_extra_buffers.compressed import CompressedReplayBuffer, CompressedRolloutBuffer
+from sb3_extra_buffers.measure.subjects import buffer_arguments
 
 
 class Ours(Sb3Like):
@@ -24,26 +25,14 @@ class Ours(Sb3Like):
 
     @property
     def compression(self) -> dict[str, Any]:
-        method, *words = self.method.split()
-        options: dict[str, Any] = {}
-        for word in words:
-            if word == "indexed":
-                options["indexed_colour"] = True
-            else:
-                options["frames_per_record"] = int(word.removeprefix("x"))
-        return {"compression_method": method, "compression_kwargs": options}
+        return buffer_arguments(self.method)
 
     def save(self, path: Path) -> None:
-        if hasattr(self.buffer, "save"):
-            self.buffer.save(path)
-        else:
-            super().save(path)
+        assert isinstance(self.buffer, CompressedReplayBuffer)
+        self.buffer.save(path)
 
     def load(self, path: Path) -> None:
-        if hasattr(self.buffer, "load"):
-            self.buffer = type(self.buffer).load(path)
-        else:
-            super().load(path)
+        self.buffer = CompressedReplayBuffer.load(path)
 
     def payload_per_frame(self) -> float:
         assert isinstance(self.buffer, CompressedReplayBuffer)

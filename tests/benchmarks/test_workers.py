@@ -42,7 +42,7 @@ def test_a_process_that_dies_is_an_error_that_says_when() -> None:
 
 
 def test_memory_is_what_it_is_known_to_be() -> None:
-    data = Data("Noise", 1_200, ("sb3", "ours:none"), n_envs=2)
+    data = Data("Noise", 1_205, ("sb3", "ours:none"), n_envs=2)
     table = replay.measure(replace(QUICK, data={"noise": data}, fill_rounds=8, sample_rounds=2), "noise")
     memory, payload = table.cell("sb3", replay.BYTES), table.cell("ours:none", replay.PAYLOAD)
     assert not table.failures
