@@ -206,6 +206,27 @@ def test_a_full_disk_when_saving_again(room: int, path: Path) -> None:
     assert_holds(path, {"n": 2}, {"noise": ~NOISE})
 
 
+@pytest.mark.parametrize("error", [OSError("the disk is gone"), KeyboardInterrupt()], ids=["error", "Ctrl-C"])
+@pytest.mark.parametrize("call", range(2))
+def test_an_interruption_while_waiting_for_the_disk(
+    error: BaseException, call: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(path, {"number": 0}, {"noise": NOISE, "numbers": NUMBERS})
+    calls = iter(range(10))
+
+    def fsync(descriptor: int) -> None:
+        if next(calls) == call:
+            raise error
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises((SaveError, KeyboardInterrupt)):
+        write(path, {"number": 1}, {"noise": NOISE + np.uint8(1), "numbers": NUMBERS + 1})
+    monkeypatch.undo()
+    assert_is_one_of_them(path)
+    write(path, {"number": 2}, {"noise": NOISE + np.uint8(2), "numbers": NUMBERS + 2})
+    assert assert_is_one_of_them(path) == 2
+
+
 def keep_saving(path: Path) -> None:
     for number in range(1, sys.maxsize):
         write(path, {"number": number}, {"noise": (NOISE + np.uint8(number % 256)), "numbers": NUMBERS + number})

@@ -70,7 +70,14 @@ def test_every_method(method: str, tmp_path: Path) -> None:
     check_twins(buffer, twin, more)
 
 
-@pytest.mark.parametrize("name", ["GpuReplayBuffer", "GpuRolloutBuffer", "GpuDictReplayBuffer"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", [name for name in ALL_CLASSES if not name.startswith("Gpu")])
+def test_every_class_with_every_method(name: str, method: str, tmp_path: Path) -> None:
+    buffer, more = filled(name, SLOTS + 9, compression_method=method)
+    check_twins(buffer, saved_and_loaded(buffer, tmp_path / "buffer"), more)
+
+
+@pytest.mark.parametrize("name", [name for name in ALL_CLASSES if name.startswith("Gpu")])
 @pytest.mark.parametrize("method", GPU_METHODS)
 def test_every_method_on_a_device(name: str, method: str, tmp_path: Path) -> None:
     buffer, more = filled(name, 2 * SLOTS + 11, compression_method=method, buffer_device="cpu")

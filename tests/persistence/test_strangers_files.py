@@ -109,6 +109,32 @@ def test_index_arrays_with_anything_in_them(
 
 
 @pytest.mark.parametrize(
+    "more", [{"storage": "mmap", "path": "elsewhere"}, {"device": "meta"}], ids=["another place", "another device"]
+)
+def test_arguments_that_are_not_a_files_to_choose(
+    more: dict[str, str], files: Callable[[str], tuple[Path, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    meta, arrays = contents(files("delta")[0])
+    meta["arguments"] |= more
+    write(tmp_path / "changed", meta, arrays)
+    with pytest.raises(CorruptDataError, match="no saved buffer has the arguments"):
+        BaseCompressedBuffer.load(tmp_path / "changed", "cpu")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["changed"]
+
+
+def test_values_that_are_nested_without_end(files: Callable[[str], tuple[Path, Any]], tmp_path: Path) -> None:
+    meta, arrays = contents(files("delta")[0])
+    nested: Any = []
+    for _ in range(900):
+        nested = [nested]
+    meta["arguments"]["gamma"] = nested
+    write(tmp_path / "changed", meta, arrays)
+    with pytest.raises(CorruptDataError, match="makes no sense"):
+        BaseCompressedBuffer.load(tmp_path / "changed", "cpu")
+
+
+@pytest.mark.parametrize(
     ("name", "change"),
     [
         ("starts", lambda array: array + 10**9),

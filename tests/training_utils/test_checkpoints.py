@@ -84,6 +84,16 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over(damage: str, tmp_path: Pa
     assert CheckpointBufferCallback.resume(DQN, tmp_path).num_timesteps == 50
 
 
+def test_a_run_that_starts_anew_in_an_old_folder_is_the_newest(tmp_path: Path) -> None:
+    trained(tmp_path, steps=200)
+    model = dqn(learning_starts=30)
+    model.learn(60, callback=CheckpointBufferCallback(50, tmp_path))
+    resumed = CheckpointBufferCallback.resume(DQN, tmp_path)
+    assert resumed is not None
+    assert resumed.num_timesteps == 60
+    same_weights(resumed, model)
+
+
 def test_statistics_of_vec_normalize(tmp_path: Path) -> None:
     model = dqn(VecNormalize(make_vec_env("CartPole-v1", seed=0)))
     model.learn(60, callback=CheckpointBufferCallback(50, tmp_path))

@@ -209,7 +209,8 @@ def _write_anew(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, Value]
     try:
         with unfinished.open("wb") as file:
             file.write(bytes(_HEADER_BYTES))
-            end = _write_state(file, {}, 0, meta, arrays, progress)
+            header, end = _write_state(file, {}, 0, meta, arrays, progress)
+            _write_header(file, header)
         unfinished.replace(path)
         sync_directory(path.parent)
     except BaseException:
@@ -226,11 +227,12 @@ def _append(
         file.truncate(before.end)  # what a killed process may have left behind
         file.seek(before.end)
         try:
-            end = _write_state(file, known, before.generation, meta, arrays, progress)
+            header, end = _write_state(file, known, before.generation, meta, arrays, progress)
         except BaseException:
             with contextlib.suppress(OSError):
                 file.truncate(before.end)
             raise
+        _write_header(file, header)  # from here on nothing may be taken away: either header may be the one on disk
     return end - before.end
 
 
@@ -241,8 +243,8 @@ def _write_state(
     meta: Mapping[str, Any],
     arrays: Mapping[str, Value],
     progress: Progress | None,
-) -> int:
-    """Write the blocks that are not known, the manifest, and, when all that is on disk, the header."""
+) -> tuple[bytes, int]:
+    """Write the blocks that are not known and the manifest to disk. Returns the header, and where the file ends."""
     entries = {}
     for name, value in arrays.items():
         array = value.data if isinstance(value, PartOfBytes) else value
@@ -256,10 +258,14 @@ def _write_state(
     sync(file)
     digest = xxhash.xxh3_128_digest(manifest)
     header = _HEADER.pack(MAGIC, VERSION, 0, generation + 1, offset, len(manifest), digest)
+    return header + xxhash.xxh3_128_digest(header), offset + len(manifest)
+
+
+def _write_header(file: BinaryIO, header: bytes) -> None:
+    """Make what was written before, and is on disk, the contents of the file."""
     file.seek(0)
-    file.write(header + xxhash.xxh3_128_digest(header))
+    file.write(header)
     sync(file)
-    return offset + len(manifest)
 
 
 def _cut(value: Value) -> Iterator[memoryview | None]:

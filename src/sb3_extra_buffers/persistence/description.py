@@ -40,6 +40,9 @@ CLASSES = {
 }
 """The classes that a file may name, and the modules that they are in. A file names nothing else."""
 
+_OF_WHOEVER_LOADS = {"storage", "path", "device"}
+"""Arguments that a file has no say in: a stranger's could make a buffer write to any place on the disk."""
+
 _PACKAGE = __name__.split(".", maxsplit=1)[0]
 
 
@@ -60,6 +63,8 @@ def arguments_of(file: Container) -> dict[str, Any]:
     arguments = decode(file.meta.get("arguments"))
     if not isinstance(arguments, dict):
         raise CorruptDataError(f"{file.path} makes no sense: it has no arguments for a buffer.")
+    if elsewhere := sorted(_OF_WHOEVER_LOADS & arguments.keys()):
+        raise CorruptDataError(f"{file.path} makes no sense: no saved buffer has the arguments {elsewhere}.")
     return arguments
 
 

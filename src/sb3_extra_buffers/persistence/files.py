@@ -50,7 +50,8 @@ def load(
     with Container.open(state_file(path)) as file:
         cls, arguments = class_to_load(buffer_class, file), arguments_of(file)
         if env is not None:
-            _check_spaces(path, env, arguments)
+            with as_corrupt(path):
+                _check_spaces(path, env, arguments)
         if "env" in arguments:
             arguments["env"] = env
         if path.is_dir():

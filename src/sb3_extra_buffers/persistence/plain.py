@@ -64,6 +64,8 @@ def decode(value: Any) -> Any:
     """The inverse. What :func:`encode` cannot have written is a :class:`CorruptDataError`."""
     try:
         return _decode(value)
+    except RecursionError:
+        raise CorruptDataError("A value in the file makes no sense: it is nested too deep.") from None
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, AssertionError, MemoryError) as error:
         raise CorruptDataError(f"A value in the file makes no sense: {error}.") from error
 

@@ -54,7 +54,7 @@ class CheckpointBufferCallback(BaseCallback):
 
     def save(self) -> Path:
         """Save a checkpoint now, and return its folder."""
-        folder = self._folder_to_use()
+        folder, number = self._next()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _COMPLETE).unlink(missing_ok=True)
         buffer = self._buffer()
@@ -64,7 +64,7 @@ class CheckpointBufferCallback(BaseCallback):
         normalization = self.model.get_vec_normalize_env()
         if normalization is not None:
             normalization.save(str(folder / _VEC_NORMALIZE))
-        disk.replace(folder / _COMPLETE, json.dumps({"steps": self.num_timesteps, **_contents(folder)}).encode())
+        disk.replace(folder / _COMPLETE, json.dumps({"number": number, **_contents(folder)}).encode())
         self._saved_at = self.num_timesteps
         if self.verbose:
             self.logger.log(f"Checkpoint after {self.num_timesteps} steps in {folder}")
@@ -72,10 +72,10 @@ class CheckpointBufferCallback(BaseCallback):
 
     @staticmethod
     def newest(path: str | Path) -> Path | None:
-        """The folder of the newest checkpoint that is whole, or ``None`` without one."""
-        steps = {folder: _steps(folder) for folder in sorted(Path(path).glob("checkpoint_*"))}
-        whole = {folder: count for folder, count in steps.items() if count is not None}
-        return max(whole, key=lambda folder: whole[folder], default=None)
+        """The folder of the checkpoint that was saved last, of those that are whole, or ``None`` without one."""
+        numbers = {folder: _number(folder) for folder in sorted(Path(path).glob("checkpoint_*"))}
+        newest = max(numbers, key=lambda folder: numbers[folder], default=None)
+        return newest if newest is not None and numbers[newest] > 0 else None
 
     @classmethod
     def resume(
@@ -134,10 +134,11 @@ class CheckpointBufferCallback(BaseCallback):
             )
         return buffer
 
-    def _folder_to_use(self) -> Path:
-        """One that holds no whole checkpoint, or the oldest."""
-        folders = [self.path / f"checkpoint_{number}" for number in range(self.keep + 1)]
-        return min(folders, key=lambda folder: -1 if (steps := _steps(folder)) is None else steps)
+    def _next(self) -> tuple[Path, int]:
+        """A folder that holds no whole checkpoint, or the oldest; and the number of what is saved there."""
+        numbers = {folder: _number(folder) for folder in self.path.glob("checkpoint_*")}
+        usable = [self.path / f"checkpoint_{i}" for i in range(self.keep + 1)]
+        return min(usable, key=lambda folder: numbers.get(folder, 0)), max(numbers.values(), default=0) + 1
 
 
 def _contents(folder: Path) -> dict[str, Any]:
@@ -153,11 +154,11 @@ def _contents(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _steps(folder: Path) -> int | None:
-    """After how many steps a checkpoint was saved, or ``None`` if it is not whole."""
+def _number(folder: Path) -> int:
+    """How many checkpoints had been saved with this one, or 0 if it is not whole."""
     with contextlib.suppress(OSError, ValueError, KeyError, CorruptDataError, FileFormatError):
         expected = json.loads((folder / _COMPLETE).read_bytes())
-        steps = int(expected.pop("steps"))
+        number = int(expected.pop("number"))
         if expected == _contents(folder):
-            return steps
-    return None
+            return number
+    return 0
