@@ -85,6 +85,8 @@ class TestDeviceArena:
                 live = [(at + shift if shift and at >= boundary else at, block) for at, block in live]
             arena.write(start, data)
             live.append((start, data))
+            together = sorted((at, at + len(block)) for at, block in arena._staged)
+            assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(together)), "sent in no order"
             # The number of live blocks goes up and down, so that the ring wraps and grows while it is wrapped.
             for _ in range(0 if step % 40 < 25 else 2):
                 if len(live) > 3:
@@ -142,6 +144,18 @@ class TestHeapBytes:
         for step, transition in enumerate(recorded("channels first", 2) * 3):
             add_to_replay(buffers, transition)
             if step % 10 == 0:
+                sample_both(*buffers, batch_size=20, seed=step)
+
+    @pytest.mark.parametrize("method", ["rle", "delta", "zstd"])
+    def test_an_environment_that_stands_still_does_not_use_it_up(self, method: str, device: str) -> None:
+        space = spaces.Box(0, 255, (4, 20, 20), np.uint8)
+        buffers = replay_pair(space, device, slots=20, compression_method=method, heap_bytes=80_000, frame_stack=4)
+        rng = np.random.default_rng(0)
+        for step, transition in enumerate(itertools.islice(play(space, 2), 300)):
+            obs, next_obs = draw_pair(space, rng)
+            obs[1] = next_obs[1] = 7
+            add_to_replay(buffers, transition._replace(obs=obs, next_obs=next_obs))
+            if step % 30 == 29:
                 sample_both(*buffers, batch_size=20, seed=step)
 
     def test_too_small_for_anything(self, device: str) -> None:

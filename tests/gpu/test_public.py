@@ -47,7 +47,16 @@ class TestArguments:
         with pytest.raises(UnknownMethodError, match="none, rle, zstd, delta"):
             GpuReplayBuffer(10, IMAGES, spaces.Discrete(2), "cpu", compression_method=method)
 
-    @pytest.mark.parametrize("options", [{"heap_bytes": 0}, {"max_slot_bytes": -1}, {"prefetch": True}], ids=str)
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"heap_bytes": 0},
+            {"max_slot_bytes": -1},
+            {"prefetch": True},
+            {"compression_method": "delta", "compression_kwargs": {"indexed_colour": True}},
+        ],
+        ids=str,
+    )
     def test_values_that_cannot_work(self, options: dict[str, Any]) -> None:
         with pytest.raises(ConfigurationError):
             GpuReplayBuffer(10, IMAGES, spaces.Discrete(2), "cpu", **options)

@@ -6,6 +6,8 @@ import copy
 import functools
 import itertools
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +152,13 @@ class TestOutputs:
             buffer.rewards[3, 1] = 7
             buffer.rewards[:] += 1
         sample_both(*buffers, batch_size=60, seed=1)
+        for buffer in buffers:
+            buffer.rewards *= 2
+            np.add.at(buffer.rewards, (4, 0), 5)
+        sample_both(*buffers, batch_size=60, seed=2)
+        for buffer in buffers:
+            buffer.dones.fill(1)
+        sample_both(*buffers, batch_size=60, seed=3)
 
     def test_saved_and_loaded(self, method: str, device: str) -> None:
         plain, ours = self.filled(device, compression_method=method)
@@ -232,18 +241,51 @@ class TestMoving:
             add_to_replay([plain, ours], transition)
         sample_both(plain, ours, batch_size=30, seed=0)
 
-    def test_nothing_waits_for_the_device(self, method: str) -> None:
+    @pytest.mark.parametrize("space", ["channels first", "Dict"])
+    @pytest.mark.parametrize("saves", [False, True])
+    def test_nothing_waits_for_the_device(self, method: str, space: str, saves: bool) -> None:
         if method == "zstd" and not nvcomp.is_available(th.device("cuda")):
             pytest.skip("decoded on the host")
-        plain, ours = replay_pair(IMAGES, "cuda", compression_method=method)
-        transitions = recorded("channels first", 2)
+        options = {"optimize_memory_usage": True, "handle_timeout_termination": False} if saves else {}
+        if saves and space == "Dict":
+            pytest.skip("not in SB3")
+        plain, ours = replay_pair(SPACES[space], "cuda", compression_method=method, **options)
+        transitions = recorded(space, 2)
         for transition in transitions:
             add_to_replay([plain, ours], transition)
         ours.sample(8)  # compiles
-        th.cuda.set_sync_debug_mode("error")
-        try:
+        with waiting_is_an_error():
             for transition in transitions:
                 ours.add(*transition)
                 ours.sample(8)
-        finally:
-            th.cuda.set_sync_debug_mode("default")
+
+    def test_batches_of_a_rollout_wait_for_nothing(self, method: str) -> None:
+        if method == "zstd" and not nvcomp.is_available(th.device("cuda")):
+            pytest.skip("decoded on the host")
+        plain, ours = rollout_pair(IMAGES, "cuda", compression_method=method)
+        check_rollout([plain, ours], recorded("channels first", 2)[:SLOTS])  # compiles
+        with waiting_is_an_error():
+            for _ in ours.get(8):
+                pass
+
+
+@contextmanager
+def waiting_is_an_error() -> Iterator[None]:
+    th.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        th.cuda.set_sync_debug_mode("default")
+
+
+def test_a_rollout_shows_its_observations_before_the_first_reset_and_takes_no_more_than_it_has_room_for(
+    device: str,
+) -> None:
+    _, ours = rollout_pair(IMAGES, device, compression_method="delta", frame_stack=4)
+    assert ours.observations.shape == (SLOTS, 2, *IMAGES.shape)
+    zeros = np.zeros(2)
+    for transition in recorded("channels first", 2)[:SLOTS]:
+        ours.add(transition.obs, zeros, zeros, zeros, th.zeros(2), th.zeros(2))
+    with pytest.raises(IndexError, match="call reset"):
+        ours.add(transition.obs, zeros, zeros, zeros, th.zeros(2), th.zeros(2))
+    assert_same(ours.observations[SLOTS - 1], transition.obs)

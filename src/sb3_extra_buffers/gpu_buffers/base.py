@@ -17,7 +17,7 @@ from stable_baselines3.common.utils import get_device
 from sb3_extra_buffers.codecs.availability import has_numba
 from sb3_extra_buffers.codecs.registry import parse_method
 from sb3_extra_buffers.compressed.base import SINGLE, BaseCompressedBuffer
-from sb3_extra_buffers.errors import ConfigurationError, UnknownMethodError
+from sb3_extra_buffers.errors import ConfigurationError, OptionError, UnknownMethodError
 from sb3_extra_buffers.gpu_buffers.dense_store import DenseObservationStore
 from sb3_extra_buffers.gpu_buffers.device_arena import HeapBudget
 from sb3_extra_buffers.gpu_buffers.observation_store import (
@@ -195,6 +195,8 @@ def _config_for(config: StorageConfig, is_image: bool) -> StorageConfig:
         (parse_method("delta") if is_image else parse_method("none")) if config.recipe is None else config.recipe.method
     )
     options = {} if config.recipe is None else dict(config.recipe.options)
+    if options.get("indexed_colour"):
+        raise OptionError("indexed_colour is for buffers in host memory. Leave it out of compression_kwargs.")
     if method.name == "delta":
         options.setdefault("frames_per_record", _DEFAULT_FRAMES_PER_RECORD)
     elif method.name == "rle" and has_numba():

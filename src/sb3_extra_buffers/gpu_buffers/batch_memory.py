@@ -1,7 +1,7 @@
 """Memory on a device for batches.
 
-Making a tensor there takes the host as long as starting a kernel, and a batch has five of them. So memory is taken for
-several batches at a time, and cut into tensors in one go.
+Making a tensor there takes the host as long as starting a kernel, and a batch has five of them. So memory for small
+ones is taken for several batches at a time, and cut into tensors in one go.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch as th
 
 _BATCHES = 16
 _BYTES = 1 << 22
-"""Not more at a time, unless two tensors take it: someone may keep one of them, and with it the memory of all."""
+"""Not more at a time: someone may keep one of the tensors, and with it the memory of all."""
 
 
 @functools.lru_cache(maxsize=32)
@@ -24,14 +24,14 @@ def _spare(device: th.device, stream: int, shape: tuple[int, ...], dtype: th.dty
 
 def empty(shape: tuple[int, ...], dtype: th.dtype, device: th.device) -> th.Tensor:
     """An uninitialised tensor on ``device``."""
-    if device.type != "cuda":
+    n = min(_BATCHES, _BYTES // max(math.prod(shape) * dtype.itemsize, 1))
+    # A tensor that was made in inference mode is of no use outside it.
+    if device.type != "cuda" or n < 2 or th.is_inference_mode_enabled():
         return th.empty(shape, dtype=dtype, device=device)
     spare = _spare(device, th._C._cuda_getCurrentRawStream(device.index), shape, dtype)
     try:
         return spare.pop()
     except IndexError:
-        size = math.prod(shape) * dtype.itemsize
-        n = max(2, min(_BATCHES, _BYTES // max(size, 1)))
         first, *others = th.empty((n, *shape), dtype=dtype, device=device).unbind(0)
         spare.extend(others)
         return first

@@ -49,7 +49,7 @@ class DenseObservationStore(DeviceStore):
 
     @property
     def takes_tensors(self) -> bool:
-        return self.device.type != "cpu"
+        return self.device.type == "cuda"
 
     def make_room(self, step: Sequence[Observations]) -> None:
         pass

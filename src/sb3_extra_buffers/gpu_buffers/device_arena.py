@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch as th
 
-from sb3_extra_buffers.codecs.base import Bytes
+from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.errors import CapacityError
-from sb3_extra_buffers.gpu_buffers.raw_buffer import RawBuffer
+from sb3_extra_buffers.gpu_buffers.raw_buffer import RawBuffer, pack_segments
 from sb3_extra_buffers.gpu_buffers.transfer import CPU, Outbox, copy_into
 from sb3_extra_buffers.storage.arena import Arena
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _STAGED_BYTES = 1 << 20
 _SMALLEST_STEP = 1 << 16
+_MOVED_AT_ONCE = 1 << 24
 
 
 class HeapBudget:
@@ -70,6 +71,8 @@ class DeviceArena(Arena):
         return len(self._heap) - self._slack
 
     def write(self, start: int, data: Bytes) -> None:
+        if self._staged and start <= self._staged[-1][0]:
+            self.flush()  # the ring has begun anew: what is sent together must not overlap, for it arrives in no order
         self._staged.append((start, data.copy()))
         self._staged_bytes += len(data)
         if self._staged_bytes > _STAGED_BYTES:
@@ -119,6 +122,22 @@ class DeviceArena(Arena):
         self.limit = max(self.limit, self.wrap)
         self.generation += 1
         return boundary, step
+
+    def close_gaps(self, starts: Indices, lengths: Indices) -> None:
+        """Move the blocks at ``starts``, given in the order in which they were written, to the beginning, side by side.
+
+        All else is dead from then on. The device copies them to and fro, without the host.
+        """
+        self.flush()
+        ends = np.cumsum(lengths)
+        packed = self.heap.new_empty(int(lengths.sum()))
+        # Piece by piece, since finding each byte takes many times the memory that it does.
+        for piece in np.split(np.arange(len(starts)), np.flatnonzero(np.diff(ends // _MOVED_AT_ONCE)) + 1):
+            target = packed[ends[piece[0]] - lengths[piece[0]] : ends[piece[-1]]]
+            target.copy_(pack_segments(self.heap, th.from_numpy(starts[piece]), th.from_numpy(lengths[piece])))
+        self.heap[: len(packed)] = packed
+        self.head, self.tail, self.wrap = len(packed), 0, None
+        self.generation += 1
 
     @property
     def _available(self) -> int:

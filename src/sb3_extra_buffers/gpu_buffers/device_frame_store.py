@@ -257,6 +257,35 @@ class DeviceFrameStore(FrameStore):
         self._changed = True
         return starts
 
+    def _allocate(self, size: int, oldest: Callable[[], Indices]) -> int:
+        try:
+            return super()._allocate(size, oldest)
+        except CapacityError:
+            if not self._close_gaps(size):
+                raise
+            return super()._allocate(size, oldest)
+
+    def _close_gaps(self, size: int) -> bool:
+        """Make room by moving live records together, if that gives ``size`` bytes; says whether it did.
+
+        Gaps come about where lanes differ: one whose picture never changes keeps its records, and all that other lanes
+        wrote after them.
+        """
+        counts = self.encoded // self.codec.frames_per_record - self.first_records
+        lanes = np.repeat(np.arange(self.n_lanes), counts)
+        before = np.cumsum(counts) - counts
+        numbers = np.arange(len(lanes)) - (before - self.first_records)[lanes]
+        places = lanes * self.starts.shape[1] + numbers % self.starts.shape[1]
+        starts, lengths = self.starts.reshape(-1)[places], self.lengths.reshape(-1)[places].astype(np.int64)
+        # What is gained must last for a while: moving everything takes time.
+        if self.arena.live_bytes - int(lengths.sum()) < max(size, self.arena.limit // 16):
+            return False
+        order = np.argsort(self.arena.distance(starts), kind="stable")
+        self.arena.close_gaps(starts[order], lengths[order])
+        self.starts.reshape(-1)[places[order]] = np.cumsum(lengths[order]) - lengths[order]
+        self._changed = True
+        return True
+
     def _waiting_frames(self) -> tuple[Indices, Indices]:
         """The lanes and numbers of all frames that are in no record."""
         counts = self.heads - self.encoded

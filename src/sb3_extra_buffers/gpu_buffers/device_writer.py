@@ -30,7 +30,7 @@ _RING_BYTES = 4 << 20
 
 def encodes_on(device: th.device, codec: Codec) -> bool:
     """Whether frames that are on ``device`` are encoded there."""
-    return device.type != "cpu" and isinstance(codec, BatchDeltaCodec | RleCodec)
+    return device.type == "cuda" and isinstance(codec, BatchDeltaCodec | RleCodec)
 
 
 class Report:
@@ -43,7 +43,7 @@ class Report:
             copy.copy_(part, non_blocking=on_gpu)
         self._arrived = th.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
         if self._arrived is not None:
-            self._arrived.record()
+            self._arrived.record(th.cuda.current_stream(tensors[0].device))
 
     @property
     def has_arrived(self) -> bool:

@@ -56,6 +56,19 @@ class TrackedArray(np.ndarray[Any, np.dtype[Any]]):
     def __array_finalize__(self, source: Any) -> None:
         self.changes = getattr(source, "changes", None)
 
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: tuple[Any, ...] = (), **kwargs: Any) -> Any:
+        plain = [part.view(np.ndarray) if isinstance(part, TrackedArray) else part for part in (*inputs, *out)]
+        if out:
+            kwargs["out"] = tuple(plain[len(inputs) :])
+        found = getattr(ufunc, method)(*plain[: len(inputs)], **kwargs)
+        for part in inputs[:1] if method == "at" else out:
+            if isinstance(part, TrackedArray) and part.changes is not None:
+                part.changes.note_all()
+        return out[0] if len(out) == 1 else found
+
+    def fill(self, value: Any) -> None:
+        self[...] = value
+
     def __setitem__(self, key: Any, value: Any) -> None:
         super().__setitem__(key, value)
         if self.changes is None:

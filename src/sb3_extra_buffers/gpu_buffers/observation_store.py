@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 Observations = npt.NDArray[Any] | th.Tensor
 
+_ALIGNMENT = 16
+"""What kernels take for granted of tensors."""
+
 
 class DeviceStore(ObservationStore, ABC):
     """What the stores of this module have in common. Observations leave them as tensors on ``device``."""
@@ -47,7 +50,11 @@ class DeviceStore(ObservationStore, ABC):
         self.gathers_fields = False
         """Whether a Triton kernel gathers observations, which can bring the fields along."""
         super().__init__(*args, **kwargs)
-        self._plain_output = self.stored_dtype == self.output_dtype and self.divisor == 1.0
+
+    @property
+    def _plain_output(self) -> bool:
+        """Whether values leave as they are stored."""
+        return self.stored_dtype == self.output_dtype and self.divisor == 1.0
 
     @property
     @abstractmethod
@@ -322,7 +329,10 @@ class PackedObservationStore(DeviceStore):
         if not self.layout.is_contiguous:
             channels = self.shape[-1] // stack
             observations = observations.reshape(n, -1, stack, channels).transpose(1, 2)
-        return observations.contiguous().view(n, -1).view(th.uint8).view(n, stack, -1)
+        observations = observations.contiguous()
+        if observations.data_ptr() % _ALIGNMENT:
+            observations = observations.clone()
+        return observations.view(n, -1).view(th.uint8).view(n, stack, -1)
 
     def _merge(self, frames: th.Tensor) -> th.Tensor:
         """Frames, ``(n, stack, frame_bytes)``, as observations."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 
 import numpy as np
 import torch as th
 
 from sb3_extra_buffers.codecs.base import Indices
+from sb3_extra_buffers.gpu_buffers.transfer import to_device
 
 _BLOCKS = 16
 
@@ -35,22 +37,25 @@ class _Rotation:
     event says nothing about others. Where the device is far behind, chunks are added, so that nobody waits for it.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, device: th.device, block_size: int) -> None:
+        self._device = device
         self._block_size = block_size
+        self._lock = threading.Lock()
         self._chunks: list[tuple[list[_Block], th.cuda.Event]] = []
         self._chunk = 0
         self._place = _BLOCKS
 
     def take(self, shape: tuple[int, int]) -> _Block:
-        if self._place == _BLOCKS:
-            self._next_chunk()
-        block = self._chunks[self._chunk][0][self._place].shaped(shape)
-        self._place += 1
+        with self._lock:
+            if self._place == _BLOCKS:
+                self._next_chunk()
+            block = self._chunks[self._chunk][0][self._place].shaped(shape)
+            self._place += 1
         return block
 
     def _next_chunk(self) -> None:
         if self._chunks:
-            self._chunks[self._chunk][1].record()
+            self._chunks[self._chunk][1].record(th.cuda.current_stream(self._device))
             self._chunk = (self._chunk + 1) % len(self._chunks)
         if not self._chunks or not self._chunks[self._chunk][1].query():  # type: ignore[no-untyped-call]
             memory = th.empty((_BLOCKS, self._block_size), dtype=th.int64, pin_memory=True)
@@ -60,8 +65,8 @@ class _Rotation:
 
 
 @functools.cache
-def _rotation(device_index: int, stream: int, block_size: int) -> _Rotation:
-    return _Rotation(block_size)
+def _rotation(device: th.device, stream: int, block_size: int) -> _Rotation:
+    return _Rotation(device, block_size)
 
 
 def _host_memory(shape: tuple[int, int], device: th.device) -> tuple[th.Tensor, Indices]:
@@ -69,7 +74,7 @@ def _host_memory(shape: tuple[int, int], device: th.device) -> tuple[th.Tensor, 
         array = np.empty(shape, dtype=np.int64)
         return th.from_numpy(array), array
     stream = th._C._cuda_getCurrentRawStream(device.index)
-    block = _rotation(device.index, stream, 1 << math.prod(shape).bit_length()).take(shape)
+    block = _rotation(device, stream, 1 << math.prod(shape).bit_length()).take(shape)
     return block.tensor, block.array
 
 
@@ -95,7 +100,7 @@ class Places:
     @functools.cached_property
     def tensor(self) -> th.Tensor:
         """The same on the device: the slots of each column, the environments, and what there is more."""
-        return self.for_kernels.to(self.device, non_blocking=True)
+        return to_device(self.for_kernels, self.device)
 
     @property
     def env_tensor(self) -> th.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch as th
 
 from sb3_extra_buffers.errors import CapacityError, ConfigurationError
-from sb3_extra_buffers.gpu_buffers.transfer import CPU
+from sb3_extra_buffers.gpu_buffers.transfer import CPU, to_device
 
 
 class RawBuffer:
@@ -115,8 +115,8 @@ class SharedRawHeap:
 def pack_segments(source: th.Tensor, starts: th.Tensor, lengths: th.Tensor) -> th.Tensor:
     """Copy segments of ``source``, whose places are known on the host, one after the other into a new tensor."""
     device, total = source.device, int(lengths.sum())
-    shifts = (starts - (lengths.cumsum(0) - lengths)).to(device, non_blocking=True)
-    shifts = shifts.repeat_interleave(lengths.to(device, non_blocking=True), output_size=total)
+    shifts = to_device(starts - (lengths.cumsum(0) - lengths), device)
+    shifts = shifts.repeat_interleave(to_device(lengths, device), output_size=total)
     return source[shifts + th.arange(total, device=device)]
 
 

@@ -12,10 +12,11 @@ import numpy as np
 import torch as th
 
 from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Codec, Indices
+from sb3_extra_buffers.codecs.zstd import ZstdCodec
 from sb3_extra_buffers.gpu_buffers import nvcomp
 from sb3_extra_buffers.gpu_buffers.kernels.frames import windows
 from sb3_extra_buffers.gpu_buffers.raw_buffer import pack_segments
-from sb3_extra_buffers.gpu_buffers.transfer import upload
+from sb3_extra_buffers.gpu_buffers.transfer import to_device, upload
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.threads import core_count, run_in_slices
 
@@ -66,7 +67,7 @@ def decode_plan(plan: RecordPlan, codec: Codec, heap: th.Tensor) -> th.Tensor:
     device, group, frame_bytes = heap.device, codec.frames_per_record, codec.frame.nbytes
     n_decoded = len(plan.starts) * group
     shape = (n_decoded + len(plan.waiting) + 1, frame_bytes)
-    if nvcomp.is_available(device):
+    if isinstance(codec, ZstdCodec) and nvcomp.is_available(device):
         frames = th.empty(shape, dtype=th.uint8, device=device)
         frames[-1] = 0
         if len(plan.waiting):
@@ -78,7 +79,7 @@ def decode_plan(plan: RecordPlan, codec: Codec, heap: th.Tensor) -> th.Tensor:
         array[-1] = 0
         array[n_decoded:-1] = plan.waiting
         _decode_on_host(plan, codec, heap, array[:n_decoded].reshape(-1, codec.record_bytes))
-        frames = staged.to(device, non_blocking=True)
+        frames = to_device(staged, device)
     return frames[upload(plan.sources, device)]
 
 

@@ -46,6 +46,10 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
         self._field_constants: tuple[int, ...] = ()
         self._show_fields()
 
+    @property
+    def device_bytes(self) -> int:
+        return super().device_bytes + self._fields.copy.nbytes
+
     def add(
         self,
         obs: Any,
@@ -86,8 +90,8 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
     ) -> Any:
         if self._settled_for is not self.device:
             self._settle()
-        last_inds = batch_inds if last_inds is None else last_inds
-        following = (last_inds + 1) % self.buffer_size if self.optimize_memory_usage else last_inds
+        assert last_inds is None, "there are no transitions of several steps here"
+        following = (batch_inds + 1) % self.buffer_size if self.optimize_memory_usage else batch_inds
         columns = _ONE_COLUMN if self.optimize_memory_usage else _TWO_COLUMNS
         stores = self._device_stores
         with Outbox(self._location) as outbox:

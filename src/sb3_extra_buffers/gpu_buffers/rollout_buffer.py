@@ -31,11 +31,18 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
     _numbers: tuple[th.Tensor, th.Tensor] | None = None
     """On the device: actions, and the rows of ``_NUMBERS``. Set while batches are taken from a rollout."""
 
+    def _create_stores(self) -> None:
+        arrays = self.observations
+        super()._create_stores()
+        self._show_observations(arrays)
+
     def reset(self) -> None:
         super().reset()
         self._numbers = None
 
     def add(self, obs: Any, *args: Any, **kwargs: Any) -> None:
+        if self.pos >= self.buffer_size:
+            raise IndexError(f"The rollout has its {self.buffer_size} steps: call reset() before adding more.")
         self._settle()
         stores = self._device_stores
         steps = {key: store.checked_step([part_of(obs, key)]) for key, store in stores.items()}

@@ -24,14 +24,20 @@ def staged(array: npt.NDArray[Any], device: th.device) -> th.Tensor:
     return tensor
 
 
+def to_device(tensor: th.Tensor, device: th.device) -> th.Tensor:
+    """A tensor on the host as one on ``device``. A GPU is not waited for."""
+    # Nor does CUDA read what was freed in the meantime, as other devices would.
+    return tensor.to(device, non_blocking=device.type == "cuda")
+
+
 def upload(array: npt.NDArray[Any], device: th.device) -> th.Tensor:
     """``array`` as a new tensor on ``device``."""
-    return staged(array, device).to(device, non_blocking=True)
+    return to_device(staged(array, device), device)
 
 
 def copy_into(target: th.Tensor, array: npt.NDArray[Any]) -> None:
     """Overwrite a tensor on any device."""
-    target.copy_(staged(array, target.device), non_blocking=True)
+    target.copy_(staged(array, target.device), non_blocking=target.device.type == "cuda")
 
 
 class Outbox:
@@ -92,7 +98,7 @@ class Outbox:
         np.cumsum(segments[:, 1], out=table[:, 2])
         table[:, 2] += head - segments[:, 1]
         np.concatenate(self._parts, out=blob[head:])
-        write_segments(staged.to(self._device, non_blocking=True), len(segments))
+        write_segments(to_device(staged, self._device), len(segments))
 
 
 _SEGMENT_BYTES = 1 << 14

@@ -70,7 +70,7 @@ class OutputPool:
         tensor = tensor.to(device, non_blocking=True)
         if device.type == "cuda":
             array.base.copied = th.cuda.Event()  # type: ignore[no-untyped-call]
-            array.base.copied.record()
+            array.base.copied.record(th.cuda.current_stream(device))
         return tensor
 
     @property

@@ -28,7 +28,7 @@ def decode_delta_torch(frames: DeviceFrames, hints: Hints, lanes: th.Tensor, num
     for link in range(group):
         wanted = records.positions >= link
         kind = kinds[:, link]
-        if link or group > 1:
+        if link:
             restart = (wanted & (kind != PREVIOUS))[:, None]
             decoded[:, :n_words] = th.where(restart, base, decoded[:, :n_words])
         decoded[:, :n_words].masked_fill_((wanted & (kind == ZERO))[:, None], 0)
