@@ -47,6 +47,10 @@ def test_damage_is_named_and_is_an_error(saved: Path, tmp_path: Path) -> None:
     assert "not compared" in run("inspect", path, "--no-checksums").stdout
 
 
+def test_a_folder_that_is_no_buffer_is_refused_in_one_line(tmp_path: Path) -> None:
+    assert "No such file" in error_of(run("inspect", tmp_path))
+
+
 def test_another_file_is_refused_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "letter.txt"
     path.write_text("Dear reader" * 40)

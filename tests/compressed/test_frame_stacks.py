@@ -12,6 +12,7 @@ import pytest
 from gymnasium import spaces
 
 from tests.compressed.pairs import IMAGES, LOOK_AFTER, check_replay, recorded, replay_pair
+from tests.methods import installed
 from tests.transitions import Stacked, Transition, draw, play
 
 
@@ -126,7 +127,7 @@ def misleading(content: str) -> list[Transition]:
 
 
 @pytest.mark.parametrize("frame_stack", ["auto", None, 4])
-@pytest.mark.parametrize("method", ["rle", "delta", "auto"])
+@pytest.mark.parametrize("method", installed("rle", "delta", "zstd-dict/3", "auto"))
 class TestMisleadingContent:
     @pytest.mark.parametrize("content", MISLEADING)
     def test_of_frames(self, content: str, method: str, frame_stack: Any) -> None:

@@ -29,8 +29,13 @@ def write(file: Path, text: str) -> None:
         ("0::/../x\n", {"memory.max": "1000", "memory.current": "1200"}, [0]),
         ("3:cpu:/a\n2:memory:/a\n", {"memory/a/memory.limit_in_bytes": "900"}, [900]),
         ("0::/\n", {}, []),
+        (
+            "0::/a\n",
+            {"a/memory.max": "1000", "a/memory.current": "900", "a/memory.stat": "anon 300\ninactive_file 500\n"},
+            [600],
+        ),
     ],
-    ids=["a group above has a limit", "a path of the host", "version 1", "no limit"],
+    ids=["a group above has a limit", "a path of the host", "version 1", "no limit", "files that can be dropped"],
 )
 def test_limits_of_control_groups(membership: str, files: dict[str, str], left: list[int], tmp_path: Path) -> None:
     write(tmp_path / "proc/self/cgroup", membership)

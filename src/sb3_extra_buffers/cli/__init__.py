@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         hint = "" if context is None else f" Try '{context.command_path} --help'."
         click.echo(f"Error: {error.format_message()}{hint}", err=True)
         sys.exit(error.exit_code)
-    except ExtraBuffersError as error:
+    except (ExtraBuffersError, OSError) as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(1)
     sys.exit(0)

@@ -60,5 +60,5 @@ def estimate(
 
 
 def _fits(size: float, available: int) -> str:
-    share = size / available
+    share = size / max(available, 1)
     return f"yes, {share:.1%} of what is available" if share <= 1 else f"no, {share:.1f} times what is available"

@@ -131,7 +131,7 @@ def measure_memory(subject: str, play: PlayFile, buffer_size: int) -> Memory:
     # Pages are too coarse to see a small buffer grow: then what the buffer itself accounts for is larger.
     growth = max(found[-1] - found[0] for found in (grown, accounted)) / added
     method = buffer.memory_usage().method if isinstance(buffer, BaseCompressedBuffer) else "none"
-    return Memory(subject, method, buffer.size() * play.n_envs, max(grown[-1], 0), growth)
+    return Memory(subject, method, buffer.size() * play.n_envs, max(grown[-1], accounted[-1]), growth)
 
 
 def _accounted(buffer: ReplayBuffer) -> int:

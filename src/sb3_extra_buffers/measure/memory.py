@@ -6,6 +6,7 @@ process that did nothing else before: :func:`~sb3_extra_buffers.measure.processe
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import sys
@@ -69,8 +70,16 @@ def _left_by_cgroups(root: Path = Path("/")) -> list[int]:
             group = tree.joinpath(*names[:depth])
             number = _number_in(group / limit)
             if number is not None:
-                left.append(max(0, number - (_number_in(group / usage) or 0)))
+                left.append(max(0, number - (_number_in(group / usage) or 0) + _cached(group)))
     return left
+
+
+def _cached(group: Path) -> int:
+    """Of what a control group uses: files that the kernel drops as soon as memory is wanted."""
+    with contextlib.suppress(OSError, ValueError):
+        rows = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return int(rows.get("total_inactive_file", rows.get("inactive_file", 0)))
+    return 0
 
 
 def _number_in(file: Path) -> int | None:
