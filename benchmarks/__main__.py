@@ -1,6 +1,6 @@
 """Measure buffers of this library and of others on recordings of real environments.
 
-    python -m benchmarks                    # everything: some 35 minutes on two cores
+    python -m benchmarks                    # everything: some 45 minutes on two cores
     python -m benchmarks --quick            # a taste of it: about two minutes
     python -m benchmarks --sections replay --data doom_labels,doom_rgb --subjects sb3,ours
     python -m benchmarks --sections replay --data mspacman,pong,breakout --subjects sb3,ours:auto --steps 25000
