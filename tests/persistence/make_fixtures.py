@@ -7,6 +7,8 @@ Only files that are not there yet are written. Beside each lies what a batch fro
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +43,22 @@ FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "rollout": ("CompressedRolloutBuffer", {"compression_method": "delta"}),
     "recurrent": ("CompressedRecurrentRolloutBuffer", {"compression_method": "none"}),
     "maskable-dict": ("CompressedMaskableDictRolloutBuffer", {"compression_method": "none"}),
+    "auto": ("CompressedReplayBuffer", {"compression_method": "auto"}),
+    "saved-twice": ("CompressedReplayBuffer", {"compression_method": "delta"}),
+    "on-disk": ("CompressedReplayBuffer", {"compression_method": "rle", "storage": "mmap"}),
     "gpu": ("GpuReplayBuffer", {"compression_method": "delta"}),
     "gpu-dense": ("GpuRolloutBuffer", {"compression_method": "none"}),
 }
 
 
 def batch_of(name: str) -> dict[str, np.ndarray]:
-    """A batch from the file of that name, flat."""
-    cls = FIXTURES[name][0]
-    buffer = BaseCompressedBuffer.load(FOLDER / name, "cpu", env=goal_env() if "Her" in cls else None)
-    batch: Any = draw(buffer, SEED)
+    """A batch from a copy of the file, or of the folder, of that name, flat."""
+    cls, original = FIXTURES[name][0], FOLDER / name
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        (shutil.copytree if original.is_dir() else shutil.copy)(original, path)
+        buffer = BaseCompressedBuffer.load(path, "cpu", env=goal_env() if "Her" in cls else None)
+        batch: Any = draw(buffer, SEED)
     found: dict[str, np.ndarray] = {}
     for number, part in enumerate(batch):
         parts = part if isinstance(part, dict) else {"": part}
@@ -67,11 +75,17 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     for name, (cls, arguments) in FIXTURES.items():
         if not (FOLDER / name).exists():
-            buffer = make(cls, **arguments)
+            on_disk = arguments.get("storage") == "mmap"
+            buffer: Any = make(cls, **arguments, **({"path": FOLDER / name} if on_disk else {}))
             count = SLOTS if "Rollout" in cls else SLOTS + 20
             for number, step in enumerate(steps_for(buffer, count)):
                 add(buffer, step, number)
-            buffer.save(FOLDER / name)
+                if name == "saved-twice" and number == SLOTS:
+                    buffer.save(FOLDER / name)
+            if on_disk:
+                buffer.close()
+            else:
+                buffer.save(FOLDER / name)
             np.savez_compressed(FOLDER / f"{name}.npz", **batch_of(name))
 
 
