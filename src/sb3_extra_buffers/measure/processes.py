@@ -10,6 +10,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import ParamSpec, TypeVar, cast
 
@@ -89,6 +90,7 @@ def _interrupts_held_back() -> Iterator[None]:
         for number in (signal.SIGINT, signal.SIGTERM)
     }
     if hasattr(signal, "pthread_sigmask"):
+        resource_tracker.ensure_running()  # it comes with the first process, and would let interrupts through again
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which is inherited
     try:
         yield
