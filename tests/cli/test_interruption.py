@@ -29,6 +29,8 @@ def measuring(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,  # a process group of its own, as a terminal gives one to each command
+        # Where the tests run in the background, Ctrl-C is ignored, and so it would be by what they start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     try:
         assert process.stderr is not None
