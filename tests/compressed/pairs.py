@@ -69,16 +69,21 @@ def rollout_pair(space: spaces.Space, n_envs: int = 1, slots: int = SLOTS, **kwa
     ]
 
 
-def check_replay(buffers: list[ReplayBuffer], transitions: Iterable[Transition], look_after: Any = LOOK_AFTER) -> None:
+def check_replay(
+    buffers: list[Any],
+    transitions: Iterable[Transition],
+    look_after: Any = LOOK_AFTER,
+    batch_sizes: tuple[int, ...] = (64, 1),
+) -> None:
     for step, transition in enumerate(transitions, start=1):
         add_to_replay(buffers, transition)
         if step in look_after:
-            sample_both(*buffers, batch_size=64, seed=step)
-            sample_both(*buffers, batch_size=1, seed=step)
+            for batch_size in batch_sizes:
+                sample_both(*buffers, batch_size=batch_size, seed=step)
     assert buffers[0].size() == buffers[1].size()
 
 
-def check_rollout(buffers: list[RolloutBuffer], transitions: list[Transition]) -> None:
+def check_rollout(buffers: list[Any], transitions: list[Transition]) -> None:
     """A rollout, looked at in several epochs."""
     last = transitions[-1]
     for buffer in buffers:

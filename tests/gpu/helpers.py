@@ -7,7 +7,6 @@ import itertools
 from typing import Any
 
 import numpy as np
-import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictReplayBuffer, DictRolloutBuffer, ReplayBuffer, RolloutBuffer
 
@@ -17,7 +16,8 @@ from sb3_extra_buffers.gpu_buffers import (
     GpuReplayBuffer,
     GpuRolloutBuffer,
 )
-from tests.transitions import Transition, add_to_replay, add_to_rollout, assert_same, play, sample_both
+from tests.compressed import pairs
+from tests.transitions import Transition, play
 
 METHODS = ["none", "rle", "zstd", "delta", "auto"]
 SPACES: dict[str, spaces.Space] = {
@@ -65,26 +65,4 @@ def rollout_pair(space: spaces.Space, device: str, n_envs: int = 2, slots: int =
 
 
 def check_replay(buffers: list[Any], transitions: Any, look_after: Any = LOOK_AFTER, batch_size: int = 40) -> None:
-    for step, transition in enumerate(transitions, start=1):
-        add_to_replay(buffers, transition)
-        if step in look_after:
-            sample_both(*buffers, batch_size=batch_size, seed=step)
-    assert buffers[0].size() == buffers[1].size()
-
-
-def check_rollout(buffers: list[Any], transitions: list[Transition]) -> None:
-    last = transitions[-1]
-    for buffer in buffers:
-        buffer.reset()
-    for transition in transitions:
-        add_to_rollout(buffers, transition)
-    for buffer in buffers:
-        buffer.compute_returns_and_advantage(th.tensor(last.reward), last.done)
-    for epoch, batch_size in enumerate((16, None)):
-        epochs = []
-        for buffer in buffers:
-            np.random.seed(epoch)
-            epochs.append(tuple(buffer.get(batch_size)))
-        assert_same(epochs[1], epochs[0])
-    assert_same(buffers[1].values.flatten(), buffers[0].values.flatten())
-    assert_same(buffers[1].returns.flatten(), buffers[0].returns.flatten())
+    pairs.check_replay(buffers, transitions, look_after, (batch_size,))

@@ -18,6 +18,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_extra_buffers.gpu_buffers import GpuReplayBuffer, kernels, nvcomp
+from tests.compressed.pairs import check_rollout
 from tests.environments import SpaceEnv
 from tests.gpu.helpers import (
     IMAGES,
@@ -25,7 +26,6 @@ from tests.gpu.helpers import (
     SLOTS,
     SPACES,
     check_replay,
-    check_rollout,
     recorded,
     replay_pair,
     rollout_pair,

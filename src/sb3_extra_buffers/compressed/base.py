@@ -245,20 +245,34 @@ class BaseCompressedBuffer(BaseBuffer, metaclass=_Reopening):
         if isinstance(self.observation_space, spaces.Dict):
             parts = dict(self.observation_space.spaces)
         for key, space in parts.items():
+            if space.dtype is None:
+                raise ConfigurationError(
+                    f"An observation space of type {type(space).__name__} cannot be stored. "
+                    "Wrap the environment so that its observations are arrays, or a Dict of arrays."
+                )
             is_image = is_image_space(space, check_channels=False, normalized_image=False)
-            self._stores[key] = ObservationStore(
-                self.buffer_size,
-                self.n_envs,
-                get_obs_shape(space),  # type: ignore[arg-type]
-                np.dtype(space.dtype),
-                self._config,
+            self._stores[key] = self._make_store(
+                key,
+                is_image,
+                n_slots=self.buffer_size,
+                n_envs=self.n_envs,
+                shape=get_obs_shape(space),
+                dtype=np.dtype(space.dtype),
                 n_columns=self._n_columns,
-                outputs=self._outputs,
                 as_float=self.output_dtype == "float" or (self.normalize_images and is_image),
                 divisor=255.0 if self.normalize_images and is_image else 1.0,
-                make_arena=Arena if self._folder is None else self._folder.arena_maker(key),
-                make_zeros=np.zeros if self._folder is None else self._folder.zeros,
             )
+
+    def _make_store(self, key: str, is_image: bool, **arguments: Any) -> ObservationStore:
+        """The store of one key, with the arguments that all kinds of stores take."""
+        folder = self._folder
+        return ObservationStore(
+            config=self._config,
+            outputs=self._outputs,
+            make_arena=Arena if folder is None else folder.arena_maker(key),
+            make_zeros=np.zeros if folder is None else folder.zeros,
+            **arguments,
+        )
 
     def _column(self, column: int, shift: int = 0) -> Any:
         """A column of all stores, as SB3 expects it: an array, or a dict of arrays."""

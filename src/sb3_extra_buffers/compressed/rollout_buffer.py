@@ -55,10 +55,6 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
     def _create_stores(self) -> None:
         arrays: Any = self.observations
         super()._create_stores()
-        self._show_observations(arrays)
-
-    def _show_observations(self, arrays: Any) -> None:
-        """Put the stores in the place of SB3's ``arrays``."""
         # SB3 2.7.0 keeps rollouts as float32, later versions in the dtype of the space: its empty arrays tell.
         for key, store in self._stores.items():
             if store.output_dtype == store.dtype:

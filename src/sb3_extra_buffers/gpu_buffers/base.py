@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.preprocessing import get_obs_shape, is_image_space
 from stable_baselines3.common.utils import get_device
 
 from sb3_extra_buffers.codecs.availability import has_numba
@@ -140,34 +139,18 @@ class BaseGpuBuffer(BaseCompressedBuffer):
     def _create_stores(self) -> None:
         self._location = self.buffer_device
         self._settle()
-        parts = {SINGLE: self.observation_space}
-        if isinstance(self.observation_space, spaces.Dict):
-            parts = dict(self.observation_space.spaces)
         heap_bytes = self._heap_bytes
         if heap_bytes is None and self._max_slot_bytes is not None:
-            heap_bytes = self._max_slot_bytes * self.buffer_size * self.n_envs * self._n_columns * len(parts)
-        budget = HeapBudget(heap_bytes)
-        for key, space in parts.items():
-            if space.dtype is None:
-                raise ConfigurationError(
-                    f"An observation space of type {type(space).__name__} cannot be stored. "
-                    "Wrap the environment so that its observations are arrays, or a Dict of arrays."
-                )
-            is_image = is_image_space(space, check_channels=False, normalized_image=False)
-            config = _config_for(self._config, is_image)
-            is_dense = config.recipe is not None and config.recipe.method.name == "none"
-            self._stores[key] = (DenseObservationStore if is_dense else PackedObservationStore)(
-                self.buffer_size,
-                self.n_envs,
-                get_obs_shape(space),
-                np.dtype(space.dtype),
-                config,
-                n_columns=self._n_columns,
-                as_float=self.output_dtype == "float" or (self.normalize_images and is_image),
-                divisor=255.0 if self.normalize_images and is_image else 1.0,
-                device=self._location,
-                budget=budget,
-            )
+            n_keys = len(self.observation_space) if isinstance(self.observation_space, spaces.Dict) else 1
+            heap_bytes = self._max_slot_bytes * self.buffer_size * self.n_envs * self._n_columns * n_keys
+        self._budget = HeapBudget(heap_bytes)
+        super()._create_stores()
+
+    def _make_store(self, key: str, is_image: bool, **arguments: Any) -> DeviceStore:
+        config = _config_for(self._config, is_image)
+        is_dense = config.recipe is not None and config.recipe.method.name == "none"
+        kind = DenseObservationStore if is_dense else PackedObservationStore
+        return kind(config=config, device=self._location, budget=self._budget, **arguments)
 
     def _settle(self) -> None:
         """Be where the buffer should be: SB3 assigns ``device`` after loading."""

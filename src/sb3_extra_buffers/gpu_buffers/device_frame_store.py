@@ -29,7 +29,7 @@ from sb3_extra_buffers.gpu_buffers.kernels.rle_torch import decode_rle_torch
 from sb3_extra_buffers.gpu_buffers.kernels.zstd_nvcomp import decode_zstd_nvcomp
 from sb3_extra_buffers.gpu_buffers.record_decoding import decode_plan, plan_records
 from sb3_extra_buffers.gpu_buffers.transfer import Outbox, upload
-from sb3_extra_buffers.storage.frame_store import FrameStore
+from sb3_extra_buffers.storage.frame_store import FrameStore, numbers_from
 from sb3_extra_buffers.storage.stacking import StackLayout
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ class DeviceFrameStore(FrameStore):
         counts = (self.heads - self.encoded) // group
         if not counts.any():
             return
-        lanes, numbers = self._record_numbers(counts)
+        lanes, numbers = numbers_from(self.encoded // group, counts)
         positions = numbers * group % self.ring.shape[1]
         frames = self.ring[lanes[:, None], positions[:, None] + np.arange(group)]
         data, lengths, references = self.codec.encode(frames.reshape(len(lanes), -1), lanes)
@@ -225,12 +225,6 @@ class DeviceFrameStore(FrameStore):
             raise
         self.arena.write(int(starts[0]), data)
         self._most_waiting = int((self.heads - self.encoded).max())
-
-    def _record_numbers(self, counts: Indices) -> tuple[Indices, Indices]:
-        """The next ``counts`` records of each lane: their lanes, and their numbers there."""
-        lanes = np.repeat(np.arange(self.n_lanes), counts)
-        before = np.cumsum(counts) - counts
-        return lanes, np.arange(len(lanes)) - (before - self.encoded // self.codec.frames_per_record)[lanes]
 
     def _enter_records(
         self,
@@ -272,9 +266,7 @@ class DeviceFrameStore(FrameStore):
         wrote after them.
         """
         counts = self.encoded // self.codec.frames_per_record - self.first_records
-        lanes = np.repeat(np.arange(self.n_lanes), counts)
-        before = np.cumsum(counts) - counts
-        numbers = np.arange(len(lanes)) - (before - self.first_records)[lanes]
+        lanes, numbers = numbers_from(self.first_records, counts)
         places = lanes * self.starts.shape[1] + numbers % self.starts.shape[1]
         starts, lengths = self.starts.reshape(-1)[places], self.lengths.reshape(-1)[places].astype(np.int64)
         # What is gained must last for a while: moving everything takes time.
@@ -288,9 +280,7 @@ class DeviceFrameStore(FrameStore):
 
     def _waiting_frames(self) -> tuple[Indices, Indices]:
         """The lanes and numbers of all frames that are in no record."""
-        counts = self.heads - self.encoded
-        lanes = np.repeat(np.arange(self.n_lanes), counts)
-        return lanes, np.arange(len(lanes)) - (np.cumsum(counts) - counts - self.encoded)[lanes]
+        return numbers_from(self.encoded, self.heads - self.encoded)
 
     def _make_index_room(self, counts: Indices, oldest: Callable[[], Indices]) -> None:
         def missing(spare: int = 0) -> int:
@@ -335,14 +325,10 @@ class DeviceFrameStore(FrameStore):
         else:
             # Lanes may have been cleared, or may have gone round since the last time.
             first = np.maximum(self._copied_records, last - capacity)
-            counts = last - first
-            total = int(counts.sum())
-            if total:
-                lanes = np.repeat(np.arange(self.n_lanes), counts)
-                numbers = np.arange(total) + np.repeat(first - (np.cumsum(counts) - counts), counts)
-                slots = numbers % capacity
-                places = lanes * capacity + slots
-                entries = np.empty((total, 2), dtype=np.int64)
+            lanes, numbers = numbers_from(first, last - first)
+            if len(lanes):
+                places = lanes * capacity + numbers % capacity
+                entries = np.empty((len(lanes), 2), dtype=np.int64)
                 entries[:, 0] = self.starts.reshape(-1)[places]
                 entries[:, 1] = packed_entries(self.lengths.reshape(-1)[places], self.references.reshape(-1)[places])
                 outbox.put_rows(self._copy.records.view(-1, 2), places, entries)

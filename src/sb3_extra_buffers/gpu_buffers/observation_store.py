@@ -44,12 +44,12 @@ _ALIGNMENT = 16
 class DeviceStore(ObservationStore, ABC):
     """What the stores of this module have in common. Observations leave them as tensors on ``device``."""
 
-    def __init__(self, *args: Any, device: th.device, budget: HeapBudget, **kwargs: Any) -> None:
+    def __init__(self, *, device: th.device, budget: HeapBudget, **kwargs: Any) -> None:
         self.device = device
         self.budget = budget
         self.gathers_fields = False
         """Whether a Triton kernel gathers observations, which can bring the fields along."""
-        super().__init__(*args, **kwargs)
+        super().__init__(**kwargs)
 
     @property
     def _plain_output(self) -> bool:
@@ -118,12 +118,12 @@ class PackedObservationStore(DeviceStore):
 
     frames: FrameStore
 
-    def __init__(self, n_slots: int, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, n_slots: int, **kwargs: Any) -> None:
         self._changes = Changes(n_slots)
         """Slots of which the device does not know yet."""
         self._news = Changes(n_slots)
         """Slots of which the host does not know yet."""
-        super().__init__(n_slots, *args, **kwargs)
+        super().__init__(n_slots=n_slots, **kwargs)
         self._copy_ends()
 
     @property
@@ -194,7 +194,7 @@ class PackedObservationStore(DeviceStore):
             pairs = list(zip(columns, places.slots, strict=True))
             return [upload(array, self.device) for array in self.read(pairs, places.envs)]
         if self.gathers_fields:
-            if not frames.decodes_zstd or frames.all_compressed(places.envs, self._firsts(columns, places)):
+            if not frames.decodes_zstd or frames.all_compressed(places.envs, self._first_frames(columns, places)):
                 return self._launch(frames, columns, places, fields)
             if fields is not None:
                 from sb3_extra_buffers.gpu_buffers.kernels.fields_triton import gather_fields
@@ -217,20 +217,15 @@ class PackedObservationStore(DeviceStore):
             return outs
         return [self._as_output(out if as_it_is else self._merge(out)) for out in outs]
 
-    def _firsts(self, columns: list[int], places: Places) -> Indices:
-        """The first frame of each observation, (columns, n), where the host knows it."""
-        firsts = np.empty((len(columns), len(places)), dtype=np.int64)
-        for row, column, slots in zip(firsts, columns, places.slots, strict=True):
-            row[:] = self.ends[column].reshape(-1).take(slots * self.n_envs + places.envs)
-        firsts -= self.layout.stack
-        return firsts
+    def _first_frames(self, columns: list[int], places: Places) -> Indices:
+        return self._firsts(list(zip(columns, places.slots, strict=True)), places.envs)
 
     def _read_by_torch(self, frames: TensorFrameStore, columns: list[int], places: Places) -> list[th.Tensor]:
         stack = self.layout.stack
         if frames.is_ahead:
             hints = frames.hints_for_any()
         else:
-            firsts = self._firsts(columns, places)
+            firsts = self._first_frames(columns, places)
             hints = frames.hints(places.envs, firsts)
             if isinstance(self.codec, ZstdCodec) and not (frames.decodes_zstd and hints.all_compressed):
                 return frames.decode_records(places.envs, firsts)

@@ -31,11 +31,6 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
     _numbers: tuple[th.Tensor, th.Tensor] | None = None
     """On the device: actions, and the rows of ``_NUMBERS``. Set while batches are taken from a rollout."""
 
-    def _create_stores(self) -> None:
-        arrays = self.observations
-        super()._create_stores()
-        self._show_observations(arrays)
-
     def reset(self) -> None:
         super().reset()
         self._numbers = None

@@ -19,6 +19,7 @@ from sb3_extra_buffers.gpu_buffers.device_writer import DeviceWriter
 from sb3_extra_buffers.gpu_buffers.kernels.frames import Hints
 from sb3_extra_buffers.gpu_buffers.kernels.lanes import Jobs
 from sb3_extra_buffers.gpu_buffers.transfer import Outbox, upload
+from sb3_extra_buffers.storage.frame_store import numbers_from
 
 News = list[tuple[th.Tensor, Callable[[npt.NDArray[Any]], None]]]
 """Tensors to be sent to the host, and who is to get each."""
@@ -159,7 +160,7 @@ class TensorFrameStore(DeviceFrameStore):
         self.heads[:] = rows[:, 0]
         saved, all_lengths = rows[:, 1], rows[:, 2:]
         counts = np.count_nonzero(all_lengths, axis=1)
-        lanes, numbers = self._record_numbers(counts)
+        lanes, numbers = numbers_from(self.encoded // self.codec.frames_per_record, counts)
         lengths = all_lengths[all_lengths > 0]
         references = writer.references[lanes]
         if len(lanes):

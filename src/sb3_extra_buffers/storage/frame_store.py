@@ -42,6 +42,12 @@ def _scratch(size: int) -> Bytes:
 _PIECE = 1024
 
 
+def numbers_from(firsts: Indices, counts: Indices) -> tuple[Indices, Indices]:
+    """For each lane, the ``counts`` numbers from ``firsts`` on. Returns their lanes, and the numbers, lane by lane."""
+    lanes = np.repeat(np.arange(len(counts)), counts)
+    return lanes, np.arange(len(lanes)) + (firsts - (np.cumsum(counts) - counts))[lanes]
+
+
 class FrameStore:
     """Appends observations to ``n_lanes`` lanes, sharing frames with the observation before."""
 
@@ -221,10 +227,8 @@ class FrameStore:
 
     def _waiting_places(self) -> tuple[Indices, Indices]:
         """Lanes and places in their rings of all frames that wait."""
-        waiting = self.heads - self.encoded
-        before = np.cumsum(waiting) - waiting
-        numbers = np.arange(int(waiting.sum())) + np.repeat(self.encoded - before, waiting)
-        return np.repeat(np.arange(self.n_lanes), waiting), numbers % self.ring.shape[1]
+        lanes, numbers = numbers_from(self.encoded, self.heads - self.encoded)
+        return lanes, numbers % self.ring.shape[1]
 
     def _check_index(self, state: SavedState) -> None:
         """Compiled code trusts the index, so nothing in it may lead astray."""

@@ -140,12 +140,8 @@ class ObservationStore:
     def read(self, wanted: list[tuple[int, Indices]], envs: Indices, device: th.device = CPU) -> list[npt.NDArray[Any]]:
         """The observations at ``(slots[i], envs[i])``, for each column and its slots in ``wanted``, as fresh arrays."""
         outs = [self.outputs.take((len(envs), *self.shape), self.stored_dtype, device) for _ in wanted]
-        firsts = np.empty((len(wanted), len(envs)), dtype=np.int64)
-        for row, (column, slots) in zip(firsts, wanted, strict=True):
-            row[:] = self.ends[column].reshape(-1).take(slots * self.n_envs + envs)  # faster than [slots, envs]
-        written = len(envs) == 0 or firsts.min() > 0
-        firsts -= self.layout.stack
-        if not written:
+        firsts = self._firsts(wanted, envs)
+        if firsts.min(initial=0) < 0:
             self._read_with_gaps(envs, firsts, outs)
         elif len(envs):
             _gather(self.frames, self.layout, envs, firsts, outs)
@@ -234,6 +230,14 @@ class ObservationStore:
             f"Observations of dtype {array.dtype} do not fit a space of dtype {self.dtype}: storing them would "
             "change values. Give the observation space the dtype that the environment returns."
         )
+
+    def _firsts(self, wanted: list[tuple[int, Indices]], envs: Indices) -> Indices:
+        """The first frame of each observation, (columns, n); below zero where there is none."""
+        firsts = np.empty((len(wanted), len(envs)), dtype=np.int64)
+        for row, (column, slots) in zip(firsts, wanted, strict=True):
+            row[:] = self.ends[column].reshape(-1).take(slots * self.n_envs + envs)  # faster than [slots, envs]
+        firsts -= self.layout.stack
+        return firsts
 
     def _read_with_gaps(self, lanes: Indices, firsts: Indices, outs: list[npt.NDArray[Any]]) -> None:
         for first, out in zip(firsts, outs, strict=True):
