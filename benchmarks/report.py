@@ -51,7 +51,7 @@ def _factor(reference: Cell, cell: Figure, column: str, subject: str) -> str:
     if subject == REFERENCE or isinstance(reference, Absent) or not cell.median or column.startswith("fixed"):
         return ""
     better = cell.median / reference.median if "per second" in column else reference.median / cell.median
-    return f" ({better:.3g}×)"
+    return f" ({better:,.0f}×)" if better >= 1000 else f" ({better:.3g}×)"
 
 
 def _about(run: dict[str, Any]) -> str:
