@@ -64,9 +64,9 @@ def test_the_choice_is_logged_once_and_shown(caplog: pytest.LogCaptureFixture) -
 
 @pytest.fixture
 def early_reviews(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observation_store, "_REVIEW_STEPS", 100)
-    monkeypatch.setattr(observation_store, "_LOOK_AGAIN_AT", 0)
-    monkeypatch.setattr(observation_store, "_LOOK_AGAIN_AT_STEPS", 64)
+    monkeypatch.setattr(observation_store, "REVIEW_STEPS", 100)
+    monkeypatch.setattr(observation_store, "_RECONSIDER_AT", 0)
+    monkeypatch.setattr(observation_store, "_RECONSIDER_STEPS", 64)
 
 
 @pytest.mark.usefixtures("early_reviews")
@@ -84,7 +84,7 @@ def test_data_that_changes_a_lot_is_looked_at_again_and_nothing_is_lost() -> Non
 
 
 def test_frame_numbers_start_anew_before_they_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observation_store, "_REVIEW_STEPS", 10)
+    monkeypatch.setattr(observation_store, "REVIEW_STEPS", 10)
     monkeypatch.setattr(observation_store, "_LAST_FRAME_NUMBER", 200)
     store = ObservationStore(
         50, 1, IMAGE, np.dtype(np.uint8), StorageConfig.from_arguments("delta", None, None, None, None)

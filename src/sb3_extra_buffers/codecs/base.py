@@ -89,6 +89,11 @@ class Codec(ABC):
         return self.record_bytes
 
     @property
+    def min_encoded_size(self) -> int:
+        """The fewest bytes that one record can take."""
+        return 1
+
+    @property
     def label(self) -> str:
         """The method as a user would write it, level included."""
         return self.name
@@ -122,9 +127,18 @@ class Codec(ABC):
     def release(self, references: Indices) -> None:  # noqa: B027  # most codecs have no references
         """Forget one use of each reference; called when records leave the store."""
 
-    def take(self, references: Indices) -> bool:
-        """Note one use of each reference, as when records come from a file; false if one of them is not there."""
+    def count_uses(self, references: Indices) -> bool:
+        """Count uses anew, ``references`` being those of all records; false if one of them is not there.
+
+        For records from a file, and for when an exception struck between encoding records and storing them.
+        """
         return not references.any()
+
+    def check(self, references: Indices) -> None:
+        """Raise :class:`~sb3_extra_buffers.errors.CorruptDataError` unless all records, whose references are given, can
+        be decoded and no reference is kept, or counted, without need."""
+        if references.any():
+            raise CorruptDataError(f"A record of the method {self.label!r}, which has no references, names one.")
 
     def state(self) -> State:
         """What was learnt from frames, for :mod:`sb3_extra_buffers.persistence`."""
@@ -133,7 +147,7 @@ class Codec(ABC):
     def restore(self, state: SavedState) -> None:  # noqa: B027  # most codecs learn nothing
         """Take over what :meth:`state` gave, in a codec that was made with the same arguments.
 
-        Uses of references are not part of it: :meth:`take` follows.
+        Uses of references are not part of it: :meth:`count_uses` follows.
         """
 
 

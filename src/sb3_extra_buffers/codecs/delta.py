@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from sb3_extra_buffers.codecs.base import Bytes, Codec, Encoded, FrameSpec, Indices
 from sb3_extra_buffers.codecs.delta_format import KIND_SHIFT, PREVIOUS, REFERENCE, WHOLE, ZERO
-from sb3_extra_buffers.codecs.gathering import gather_chains
+from sb3_extra_buffers.codecs.gathering import decode_chains, gather_chains
 from sb3_extra_buffers.codecs.references import UseCounts
 from sb3_extra_buffers.compiled import load_kernels
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
@@ -62,6 +62,10 @@ class DeltaCodec(Codec):
     def reference_bytes(self) -> int:
         return self._frames.nbytes + self._previous.nbytes
 
+    @property
+    def min_encoded_size(self) -> int:
+        return min(4 * self.frames_per_record, self.record_bytes)
+
     def encode(self, records: Bytes, lanes: Indices) -> Encoded:
         words = self._as_words(records)
         references = self._choose_references(words[:, 0], lanes)
@@ -76,6 +80,8 @@ class DeltaCodec(Codec):
 
     def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
         shape = (self.frames_per_record, self.frame.nbytes)
+        if decode_chains(self._frames, data, starts, lengths, references, out.reshape(-1, *shape)):
+            return
         for row, start, length, reference in zip(
             out, starts.tolist(), lengths.tolist(), references.tolist(), strict=True
         ):
@@ -94,11 +100,18 @@ class DeltaCodec(Codec):
     def release(self, references: Indices) -> None:
         self._uses.drop(references)
 
-    def take(self, references: Indices) -> bool:
-        if len(references) and (references.min() < 0 or references.max() >= len(self._frames)):
+    def count_uses(self, references: Indices) -> bool:
+        used = np.concatenate([references, self._current])
+        if len(used) and (used.min() < 0 or used.max() >= len(self._frames)):
             return False
-        self._uses.take(references)
+        self._uses.restart(len(self._frames))
+        self._uses.take(used)
         return True
+
+    def check(self, references: Indices) -> None:
+        self._uses.check(np.concatenate([references, self._current]))
+        if len(self._uses) > len(self._frames):
+            raise CorruptDataError(f"{len(self._uses)} references are in use, but only {len(self._frames)} are there.")
 
     def state(self) -> State:
         return {
@@ -114,8 +127,7 @@ class DeltaCodec(Codec):
         n_lanes = len(self._current)
         self._previous = state.array("previous", np.uint32, (n_lanes, self._n_words))
         self._regret = state.array("regret", np.int64, (n_lanes,))
-        self._uses.restart(max(len(self._frames), 1))
-        if not self.take(self._current) or not len(self._frames):
+        if not len(self._frames) or not self.count_uses(np.zeros(0, dtype=np.int64)):
             raise state.error("current", "refers to frames that are not there")
 
     def _as_words(self, records: Bytes) -> Words:
@@ -134,13 +146,13 @@ class DeltaCodec(Codec):
         # Frames of zeros, which fill up stacks after a reset, say nothing about the scene.
         self._regret[lanes] += np.maximum(5 * (changes - recent_changes), 0) * first_frames.any(axis=1)
         for row in np.flatnonzero(self._regret[lanes] > self.frame.nbytes).tolist():
-            lane = lanes[row]
-            self._uses.drop(self._current[[lane]])
-            self._current[lane] = self._uses.new()
-            if len(self._uses) > len(self._frames):
+            number = self._uses.new()
+            if number >= len(self._frames):
                 self._frames = np.concatenate([self._frames, np.zeros_like(first_frames, shape=(4, self._n_words))])
-            self._frames[self._current[lane]] = first_frames[row]
-            self._regret[lane] = 0
+            self._frames[number] = first_frames[row]
+            replaced, self._current[lanes[row]] = self._current[[lanes[row]]], number
+            self._uses.drop(replaced)
+            self._regret[lanes[row]] = 0
         references = self._current[lanes]
         self._uses.take(references)
         return references
@@ -148,9 +160,11 @@ class DeltaCodec(Codec):
     def _make_room_for_lanes(self, n_lanes: int) -> None:
         missing = n_lanes - len(self._current)
         if missing > 0:
-            self._current = np.pad(self._current, (0, missing))
-            self._regret = np.pad(self._regret, (0, missing))
-            self._previous = np.pad(self._previous, ((0, missing), (0, 0)))
+            self._current, self._regret, self._previous = (
+                np.pad(self._current, (0, missing)),
+                np.pad(self._regret, (0, missing)),
+                np.pad(self._previous, ((0, missing), (0, 0))),
+            )
 
 
 def encode_numpy(words: Words, bases: Words, frame_bytes: int) -> tuple[Bytes, Indices]:

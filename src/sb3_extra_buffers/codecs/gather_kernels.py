@@ -76,6 +76,60 @@ def _sections(data: Bytes, start: int, length: int, group: int, n_words: int) ->
 
 
 @njit(nogil=True, cache=True)
+def _follow(
+    frame: Words, data: Bytes, header: int, words_at: int, skips_at: int, table: Words, reference: int
+) -> tuple[int, int]:
+    """Turn ``frame`` into the next one of its chain. Returns where that one's successor begins, -1 if it is corrupt."""
+    n_words = frame.shape[0]
+    kind, count = header >> KIND_SHIFT, header & COUNT_MASK
+    if kind == WHOLE:
+        whole = data[words_at : words_at + 4 * n_words].view(np.uint32)
+        for at in range(n_words):
+            frame[at] = whole[at]
+        return words_at + 4 * n_words, skips_at
+    if kind == REFERENCE:
+        for at in range(n_words):
+            frame[at] = table[reference, at]
+    elif kind == ZERO:
+        for at in range(n_words):
+            frame[at] = 0
+    if not _patch(frame, data, words_at, skips_at, count):
+        return -1, -1
+    return words_at + 4 * count, skips_at + count
+
+
+@njit(_INT(_STORED, _INTS, _INTS, _INTS, _FRAMES, _WORDS_2D), nogil=True, cache=True)
+def decode_chains(data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes, table: Words) -> int:
+    """Rebuild delta records into ``out[i]``. Returns the first that does not decode, or their number."""
+    group, frame_bytes = out.shape[1], out.shape[2]
+    n_words = table.shape[1]
+    frame = np.empty(n_words, dtype=np.uint32)
+    frame_as_bytes = frame.view(np.uint8)
+    for row in range(len(starts)):
+        start, length, reference = starts[row], lengths[row], references[row]
+        if start < 0 or length < 0 or start + length > data.shape[0]:
+            return row
+        if length == group * frame_bytes:
+            for i in range(group):
+                for byte in range(frame_bytes):
+                    out[row, i, byte] = data[start + i * frame_bytes + byte]
+            continue
+        words_at, skips_at = _sections(data, start, length, group, n_words)
+        if words_at < 0 or not 0 <= reference < table.shape[0]:
+            return row
+        counts = data[start : start + 4 * group].view(np.uint32)
+        for at in range(n_words):
+            frame[at] = table[reference, at]
+        for i in range(group):
+            words_at, skips_at = _follow(frame, data, np.int64(counts[i]), words_at, skips_at, table, reference)
+            if words_at < 0:
+                return row
+            for byte in range(frame_bytes):
+                out[row, i, byte] = frame_as_bytes[byte]
+    return len(starts)
+
+
+@njit(nogil=True, cache=True)
 def _decompress(
     decompress: int,
     context: int,
@@ -184,24 +238,10 @@ def _walk(
             if is_chain:
                 counts = data[start : start + 4 * group].view(np.uint32)
                 while next_in_record <= number % group:
-                    kind = np.int64(counts[next_in_record]) >> KIND_SHIFT
-                    count = np.int64(counts[next_in_record]) & COUNT_MASK
-                    if kind == WHOLE:
-                        whole = data[words_at : words_at + 4 * n_words].view(np.uint32)
-                        for at in range(n_words):
-                            frame[at] = whole[at]
-                        words_at += 4 * n_words
-                    else:
-                        if kind == REFERENCE:
-                            for at in range(n_words):
-                                frame[at] = table[reference, at]
-                        elif kind == ZERO:
-                            for at in range(n_words):
-                                frame[at] = 0
-                        if not _patch(frame, data, words_at, skips_at, count):
-                            return False
-                        words_at += 4 * count
-                        skips_at += count
+                    header = np.int64(counts[next_in_record])
+                    words_at, skips_at = _follow(frame, data, header, words_at, skips_at, table, reference)
+                    if words_at < 0:
+                        return False
                     next_in_record += 1
                 source = frame_as_bytes[:frame_bytes]
             else:

@@ -39,6 +39,19 @@ def gather_zstd(store: FrameStore, dictionaries: Indices, lanes: Indices, firsts
     return _gather(store, lanes, firsts, outs, unused, decompress, dictionaries)
 
 
+def decode_chains(
+    reference_frames: Words, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes
+) -> bool:
+    """:meth:`.Codec.decode` for delta records, into ``(n, frames_per_record, frame_bytes)``; false without numba."""
+    kernels = load_kernels(KERNELS)
+    if kernels is None:
+        return False
+    done = kernels.decode_chains(data, starts, lengths, references, out, reference_frames)
+    if done < len(starts):
+        raise CorruptDataError(f"The record at byte {starts[done]} does not decode.")
+    return True
+
+
 def decode_zstd(
     dictionaries: Indices, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes
 ) -> bool:

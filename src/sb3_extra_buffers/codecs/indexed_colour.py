@@ -85,8 +85,11 @@ class IndexedColourCodec(Codec):
     def release(self, references: Indices) -> None:
         self.inner.release(references)
 
-    def take(self, references: Indices) -> bool:
-        return self.inner.take(references)
+    def count_uses(self, references: Indices) -> bool:
+        return self.inner.count_uses(references)
+
+    def check(self, references: Indices) -> None:
+        self.inner.check(references)
 
     def state(self) -> State:
         return {"palette": self.palette[: self.n_colours[0]], "inner": self.inner.state()}

@@ -27,6 +27,10 @@ class NoneCodec(Codec):
         # Small frames go together, so that neither the index nor the work per record weighs much.
         self.frames_per_record = max(1, min(64, _RECORD_BYTES // frame.nbytes))
 
+    @property
+    def min_encoded_size(self) -> int:
+        return self.record_bytes
+
     def encode(self, records: Bytes, lanes: Indices) -> Encoded:
         n = len(records)
         return Encoded(records.reshape(-1).copy(), np.full(n, self.record_bytes), np.full(n, NO_REFERENCE))

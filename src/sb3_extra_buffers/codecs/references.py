@@ -1,10 +1,11 @@
-"""Frames or dictionaries that records lean on, counted so that each goes with its last user."""
+"""Reference counts of the frames or dictionaries that records are decoded with."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from sb3_extra_buffers.codecs.base import Indices
+from sb3_extra_buffers.errors import CorruptDataError
 
 
 class UseCounts:
@@ -34,10 +35,29 @@ class UseCounts:
         np.subtract.at(self._uses, references, 1)
         self._uses[0] = 1
         candidates: Indices = np.unique(references)
-        unused: Indices = candidates[self._uses[candidates] == 0]
+        left = self._uses[candidates]
+        if (left < 0).any():
+            raise CorruptDataError(f"Reference {candidates[left.argmin()]} was released more often than it was used.")
+        unused: Indices = candidates[left == 0]
         return unused
 
     def restart(self, size: int) -> None:
         """Begin anew with so many numbers, none of them used."""
         self._uses = np.zeros(size, dtype=np.int64)
         self._uses[0] = 1
+
+    def unused(self) -> Indices:
+        """The numbers that nobody uses."""
+        return np.flatnonzero(self._uses == 0)
+
+    def check(self, references: Indices) -> None:
+        """Raise an error unless ``references`` are all the uses that there are."""
+        expected = np.bincount(references, minlength=len(self._uses))
+        expected[0] = self._uses[0]  # which is not counted
+        if len(expected) > len(self._uses):
+            raise CorruptDataError(f"Reference {len(expected) - 1} is in use but was never made.")
+        (wrong,) = np.nonzero(expected != self._uses)
+        if len(wrong):
+            raise CorruptDataError(
+                f"Reference {wrong[0]} counts {self._uses[wrong[0]]} uses, but has {expected[wrong[0]]}."
+            )

@@ -103,11 +103,21 @@ class ZstdDictCodec(ZstdCodec):
     def release(self, references: Indices) -> None:
         self._forget(self._uses.drop(references))
 
-    def take(self, references: Indices) -> bool:
-        if not {NO_REFERENCE, *self._dictionaries}.issuperset(np.unique(references).tolist()):
+    def count_uses(self, references: Indices) -> bool:
+        used = np.append(references, self._current)
+        if not {NO_REFERENCE, *self._dictionaries}.issuperset(np.unique(used).tolist()):
             return False
-        self._uses.take(references)
+        self._uses.restart(max(self._dictionaries, default=0) + 1)
+        self._uses.take(used)
+        self._forget(self._uses.unused())
         return True
+
+    def check(self, references: Indices) -> None:
+        self._uses.check(np.append(references, self._current))
+        numbers = {NO_REFERENCE, *self._dictionaries}
+        used = {NO_REFERENCE, self._current, *np.unique(references).tolist()}
+        if numbers != used:
+            raise CorruptDataError(f"Dictionaries {sorted(numbers)} are kept, but {sorted(used)} are in use.")
 
     def state(self) -> State:
         return {
@@ -138,8 +148,7 @@ class ZstdDictCodec(ZstdCodec):
             if not all(dictionary.address for dictionary in self._for_libzstd.values()):
                 raise state.error("dictionaries", "are not what Zstandard knows as dictionaries")
         self._current = state.integer("current")
-        self._uses.restart(max(self._dictionaries, default=0) + 1)
-        if not self.take(np.array([self._current])):
+        if self._current not in {NO_REFERENCE, *self._dictionaries}:
             raise state.error("current", f"refers to dictionary {self._current}, which is not there")
         self._recent = _pieces(state, "recent", self.frame.nbytes)
         self._content = state.array("content", np.uint8, (None,)).tobytes()
@@ -185,10 +194,14 @@ class ZstdDictCodec(ZstdCodec):
         self._samples = []
 
     def _renew(self) -> None:
-        if self._current != NO_REFERENCE:
-            self._forget(self._uses.drop(np.array([self._current])))
-        self._current = self._uses.new()
-        self._dictionaries[self._current] = libzstd.make_dictionary(self._content, self._samples, self.compresslevel)
+        # The new dictionary is there before it counts, and counts before the old one goes: making it takes a while, in
+        # which Ctrl-C may come.
+        content = libzstd.make_dictionary(self._content, self._samples, self.compresslevel)
+        replaced, number = self._current, self._uses.new()
+        self._dictionaries[number] = content
+        self._current = number
+        if replaced != NO_REFERENCE:
+            self._forget(self._uses.drop(np.array([replaced])))
         self._content, self._samples = b"", []
         self._addresses = None
         self._records = self._bytes = 0
@@ -196,7 +209,7 @@ class ZstdDictCodec(ZstdCodec):
 
     def _forget(self, references: Indices) -> None:
         for reference in references.tolist():
-            del self._dictionaries[reference]
+            self._dictionaries.pop(reference, None)
             self._prepared.pop(reference, None)
             self._for_libzstd.pop(reference, None)
         self._addresses = None

@@ -16,11 +16,12 @@ from stable_baselines3.common.buffers import BaseBuffer, DictReplayBuffer, DictR
 from stable_baselines3.common.preprocessing import get_obs_shape, is_image_space
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_extra_buffers.errors import ConfigurationError
+from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
 from sb3_extra_buffers.persistence import files
 from sb3_extra_buffers.persistence.folder import BufferFolder
 from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.config import FrameStack, StorageConfig
+from sb3_extra_buffers.storage.locking import BufferLock
 from sb3_extra_buffers.storage.observation_array import FlatObservations, ObservationArray
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 from sb3_extra_buffers.storage.outputs import OutputPool
@@ -109,6 +110,7 @@ class BaseCompressedBuffer(BaseBuffer, metaclass=_Reopening):
         self.output_dtype = output_dtype
         self._outputs = OutputPool()
         self._stores: dict[str, ObservationStore] = {}
+        self._lock = BufferLock()
         super().__init__(buffer_size, _without_elements(observation_space), action_space, *args, **kwargs)
         self.observation_space = observation_space
         self.obs_shape = get_obs_shape(observation_space)  # type: ignore[assignment]
@@ -130,12 +132,25 @@ class BaseCompressedBuffer(BaseBuffer, metaclass=_Reopening):
         return MemoryUsage(
             method=", ".join(f"{key}: {store.label}" if key else store.label for key, store in self._stores.items()),
             transitions=transitions,
-            payload=sum(store.frames.arena.live_bytes for store in stores),
-            references=sum(store.frames.reference_bytes for store in stores),
-            index=sum(store.frames.index_bytes + round(filled * sum(map(_nbytes, store.ends))) for store in stores),
+            payload=sum(store.payload_bytes for store in stores),
+            references=sum(store.reference_bytes for store in stores),
+            index=sum(store.index_bytes(filled) for store in stores),
             fields=round(filled * fields),
             raw_equivalent=round(filled * fields) + transitions * raw,
         )
+
+    def check(self) -> None:
+        """Make sure that the buffer is in a valid state: nothing that it keeps contradicts anything else.
+
+        Reference counts, index, arena and the newest observations are compared; no observation is decoded beside
+        those. A buffer that fails is a bug of this library or damaged memory, and raises
+        :class:`~sb3_extra_buffers.errors.CorruptDataError`.
+        """
+        with self._lock.held:
+            if not 0 <= self.pos <= self.buffer_size:
+                raise CorruptDataError(f"The position is {self.pos} in a buffer of {self.buffer_size} slots.")
+            for store in self._stores.values():
+                store.check()
 
     def save(self, path: str | Path, progress: bool | None = None) -> None:
         """Write all there is to a file without pickle in it, for :meth:`load`.
@@ -261,6 +276,7 @@ class BaseCompressedBuffer(BaseBuffer, metaclass=_Reopening):
                 n_columns=self._n_columns,
                 as_float=self.output_dtype == "float" or (self.normalize_images and is_image),
                 divisor=255.0 if self.normalize_images and is_image else 1.0,
+                lock=self._lock,
             )
 
     def _make_store(self, key: str, is_image: bool, **arguments: Any) -> ObservationStore:
@@ -288,10 +304,6 @@ class DummyCls:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
-
-
-def _nbytes(array: npt.NDArray[Any]) -> int:
-    return array.nbytes
 
 
 def _without_elements(space: spaces.Space[Any]) -> spaces.Space[Any]:

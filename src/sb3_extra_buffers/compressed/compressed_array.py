@@ -69,7 +69,7 @@ class CompressedArray(np.ndarray):
     def nbytes(self) -> int:
         """Memory that the compressed observations take, index included."""
         store = self._stored.store
-        held = store.frames.arena.nbytes + store.frames.reference_bytes + store.frames.index_bytes
+        held = store.frames.arena.nbytes + store.reference_bytes + store.frames.index_bytes
         return held + sum(ends.nbytes for ends in store.ends)
 
     def to_numpy(self) -> npt.NDArray[Any]:

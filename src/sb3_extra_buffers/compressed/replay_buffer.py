@@ -89,7 +89,7 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
     ) -> None:
         if self._folder is not None:
             self._folder.before_adding(self)
-        with self._prefetcher.paused() if self._prefetcher else nullcontext():
+        with self._prefetcher.paused() if self._prefetcher else nullcontext(), self._lock.held:
             self._write(obs, next_obs, action, reward, done, infos)
 
     def _write(
@@ -101,26 +101,42 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
         done: npt.NDArray[Any],
         infos: list[dict[str, Any]],
     ) -> None:
-        # SB3's own method would copy every observation twice before it reaches the store.
-        next_column, next_slot = (0, (self.pos + 1) % self.buffer_size) if self.optimize_memory_usage else (1, self.pos)
-        # All of them are checked before any is written, so that a wrong one changes nothing.
-        parts = {
-            key: (store.checked(_part(obs, key)), store.checked(_part(next_obs, key)))
-            for key, store in self._stores.items()
-        }
-        action = action.reshape(self.n_envs, self.action_dim)
-        for key, store in self._stores.items():
-            store.write(0, self.pos, parts[key][0])
-            store.write(next_column, next_slot, parts[key][1])
-        self.actions[self.pos] = action
-        self.rewards[self.pos] = reward
-        self.dones[self.pos] = done
+        # SB3's own method would copy every observation twice before it reaches the store. This one does first what can
+        # fail, then stores frames, which changes nothing that can be seen, and then the rest, which cannot fail.
+        pos, stores = self.pos, self._stores
+        checked = [
+            (store, store.checked(_part(obs, key)), store.checked(_part(next_obs, key)))
+            for key, store in stores.items()
+        ]
+        fields = [
+            (self.actions, row_of(self.actions, np.asarray(action).reshape(self.n_envs, self.action_dim))),
+            (self.rewards, row_of(self.rewards, reward)),
+            (self.dones, row_of(self.dones, done)),
+        ]
         if self.handle_timeout_termination:
-            self.timeouts[self.pos] = [info.get("TimeLimit.truncated", False) for info in infos]
-        self.pos += 1
-        if self.pos == self.buffer_size:
-            self.full = True
-            self.pos = 0
+            timeouts = [info.get("TimeLimit.truncated", False) for info in infos]
+            fields.append((self.timeouts, row_of(self.timeouts, timeouts)))
+        for store in stores.values():
+            store.prepare(2, pos)
+        appended = [(store, store.append(first), store.append(second)) for store, first, second in checked]
+        next_place = (0, (pos + 1) % self.buffer_size) if self.optimize_memory_usage else (1, pos)
+
+        def commit() -> None:
+            for store, first, second in appended:
+                store.place(0, pos, first)
+                store.place(*next_place, second)
+            for array, row in fields:
+                array[pos] = row
+            self.full = self.full or pos + 1 == self.buffer_size
+            self.pos = (pos + 1) % self.buffer_size
+
+        try:
+            commit()
+        except BaseException:  # Ctrl-C: the transition is stored as a whole nevertheless
+            commit()
+            raise
+        for store in stores.values():
+            store.finish_step()
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         if self.size() == 0:
@@ -149,6 +165,16 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
             from.
         """
         last_inds = batch_inds if last_inds is None else last_inds
+        with self._lock.held:
+            return self._locked_samples_at(batch_inds, env_indices, env, last_inds)
+
+    def _locked_samples_at(
+        self,
+        batch_inds: npt.NDArray[np.int64],
+        env_indices: npt.NDArray[np.int64],
+        env: VecNormalize | None,
+        last_inds: npt.NDArray[np.int64],
+    ) -> Any:
         pairs = {key: self._observation_pair(key, batch_inds, last_inds, env_indices) for key in self._stores}
         is_dict = SINGLE not in pairs
         obs, next_obs = ({key: pair[i] for key, pair in pairs.items()} for i in (0, 1)) if is_dict else pairs[SINGLE]
@@ -187,6 +213,15 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
 
 class CompressedDictReplayBuffer(CompressedReplayBuffer, DictReplayBuffer):
     """The same for Dict observation spaces, each key on its own. Unlike SB3's, it knows ``optimize_memory_usage``."""
+
+
+def row_of(array: npt.NDArray[Any], values: Any) -> npt.NDArray[Any]:
+    """``values`` as a row of ``array``, in all the forms that SB3 takes, or the error that SB3 would raise."""
+    row = np.asarray(values, dtype=array.dtype)
+    if row.shape != array.shape[1:]:
+        given, row = row, np.empty(array.shape[1:], dtype=array.dtype)
+        row[...] = given
+    return row
 
 
 def _part(observations: Any, key: str) -> Any:

@@ -29,7 +29,8 @@ from sb3_extra_buffers.gpu_buffers.kernels.rle_torch import decode_rle_torch
 from sb3_extra_buffers.gpu_buffers.kernels.zstd_nvcomp import decode_zstd_nvcomp
 from sb3_extra_buffers.gpu_buffers.record_decoding import decode_plan, plan_records
 from sb3_extra_buffers.gpu_buffers.transfer import Outbox, upload
-from sb3_extra_buffers.storage.frame_store import FrameStore, numbers_from
+from sb3_extra_buffers.storage.frame_store import FrameStore
+from sb3_extra_buffers.storage.lanes import numbers_from
 from sb3_extra_buffers.storage.stacking import StackLayout
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from sb3_extra_buffers.gpu_buffers.tensor_frame_store import News, TensorFrameSt
 from sb3_extra_buffers.gpu_buffers.transfer import CPU, Outbox, torch_dtype, upload
 from sb3_extra_buffers.storage.config import CodecRecipe
 from sb3_extra_buffers.storage.frame_store import FrameStore
-from sb3_extra_buffers.storage.observation_store import _REVIEW_STEPS, ObservationStore
+from sb3_extra_buffers.storage.observation_store import REVIEW_STEPS, ObservationStore
 from sb3_extra_buffers.storage.stacking import StackLayout
 
 if TYPE_CHECKING:
@@ -170,12 +170,12 @@ class PackedObservationStore(DeviceStore):
         frames.append_on_device([self._cut(tensor) for tensor in step], ends, slots)  # type: ignore[arg-type]
         for slot in slots:
             self._news.note(slot)
-            self._slots_used = max(self._slots_used, slot + 1)
+            self.slots_used = max(self.slots_used, slot + 1)
         self._steps += 1
-        if self._steps % _REVIEW_STEPS == 0:
+        if self._steps % REVIEW_STEPS == 0:
             self._review()
         if frames.arena.nbytes > self._compact_at:
-            self._compact()
+            self.compact()
 
     def clear(self) -> None:
         super().clear()
@@ -256,35 +256,38 @@ class PackedObservationStore(DeviceStore):
         return ends_bytes + (0 if frames is None else frames.device_bytes)
 
     def decide(self) -> None:
-        before = self.frames, self.layout, self._recipe, self.ends
+        before = self.frames, self.layout, self.recipe, self.ends
         try:
             super().decide()
         except CapacityError:
             if self.device_frames is not None:
                 self.budget.taken -= self.device_frames.arena.size
-            self.frames, self.layout, self._recipe, self.ends = before
+            self.frames, self.layout, self.recipe, self.ends = before
             self.gathers_fields = False
             self._decide_at = self._steps + 1
             raise
 
-    def _use(self, layout: StackLayout, recipe: CodecRecipe) -> None:
+    def use(self, layout: StackLayout, recipe: CodecRecipe) -> None:
         if self._decide_at is not None:
-            super()._use(layout, recipe)
+            super().use(layout, recipe)
             return
         self.layout = layout
-        self._recipe = recipe
+        self.recipe = recipe
         codec = recipe.build(layout.frame)
         if recipe.method.name == "delta":
             codec = BatchDeltaCodec(layout.frame, frames_per_record=codec.frames_per_record)
         self.frames = TensorFrameStore(codec, self.n_envs, layout, self.device, self.budget)
         self.gathers_fields = self.frames.has_kernel
 
-    def _rebuild(self, layout: StackLayout, recipe: CodecRecipe) -> None:
+    def rebuild(self, layout: StackLayout, recipe: CodecRecipe) -> None:
         self._take_back()
         if self.device_frames is not None:
             self.budget.taken -= self.device_frames.arena.size
-        super()._rebuild(layout, recipe)
+        super().rebuild(layout, recipe)
         self._changes.note_all()
+
+    def renumber(self) -> None:
+        self.rebuild(self.layout, self.recipe)
 
     def state(self) -> State:
         self._take_back()

@@ -19,7 +19,7 @@ from sb3_extra_buffers.gpu_buffers.device_writer import DeviceWriter
 from sb3_extra_buffers.gpu_buffers.kernels.frames import Hints
 from sb3_extra_buffers.gpu_buffers.kernels.lanes import Jobs
 from sb3_extra_buffers.gpu_buffers.transfer import Outbox, upload
-from sb3_extra_buffers.storage.frame_store import numbers_from
+from sb3_extra_buffers.storage.lanes import numbers_from
 
 News = list[tuple[th.Tensor, Callable[[npt.NDArray[Any]], None]]]
 """Tensors to be sent to the host, and who is to get each."""

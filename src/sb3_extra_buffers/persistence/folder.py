@@ -130,7 +130,7 @@ def _nothing() -> None:
 
 
 def _arenas(buffer: BaseCompressedBuffer) -> list[Any]:
-    return [store.frames.arena for store in buffer._stores.values()]
+    return [frames.arena for store in buffer._stores.values() for frames in store.frame_stores]
 
 
 def _differences(own: dict[str, Any], saved: dict[str, Any]) -> list[str]:

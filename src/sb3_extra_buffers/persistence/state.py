@@ -65,6 +65,10 @@ class SavedState:
     def has(self, name: str) -> bool:
         return self._plain.get(name) is not None or self._prefix + _escaped(name) in self._file.arrays
 
+    def parts(self) -> list[SavedState]:
+        """All parts of this part, in order."""
+        return [self.part(name) for name, value in self._plain.items() if isinstance(value, dict)]
+
     def array_names(self) -> list[str]:
         """The arrays of this part, without those of parts of it."""
         names = [path.removeprefix(self._prefix) for path in self._file.arrays if path.startswith(self._prefix)]

@@ -170,9 +170,8 @@ class RecordBuffer(BaseRecordBuffer):
         return self.frames.in_order(slots)  # type: ignore[no-any-return]
 
     def _frames_nbytes(self) -> int:
-        store = self.frames.store
-        index = store.frames.index_bytes + sum(ends.nbytes for ends in store.ends)
-        return int(store.frames.arena.live_bytes + store.frames.reference_bytes + index)
+        store: ObservationStore = self.frames.store
+        return store.payload_bytes + store.reference_bytes + store.index_bytes(1.0)
 
     # Checks
 

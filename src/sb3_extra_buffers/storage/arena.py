@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.storage.memory import AnonymousMemory, FileMemory, PartOfBytes, Unpickled
 
 if TYPE_CHECKING:
@@ -74,18 +75,19 @@ class Arena:
         Returns ``(boundary, shift)``: blocks that started at ``boundary`` or later now start ``shift`` bytes later.
         """
         step = max(size + 1, self.limit // 64, _SMALLEST_STEP)
-        boundary, shift = self.limit, 0
         if self.wrap is None:
             self._reserve(self.limit + step)
             self.limit += step
-        else:
-            boundary, shift = self.tail, step
-            self._reserve(self.wrap + step)
-            self.data[self.tail + step : self.wrap + step] = self.data[self.tail : self.wrap]
-            self.tail += step
-            self.wrap += step
-            self.limit = max(self.limit, self.wrap)
-        return boundary, shift
+            return self.limit, 0
+        self._reserve(self.wrap + step)
+        data, boundary, limit = self.data, self.tail, max(self.limit, self.wrap + step)
+        # Nothing is called from here until the caller has moved its blocks, so that Ctrl-C, which Python notices in
+        # calls, cannot come between.
+        data[self.tail + step : self.wrap + step] = data[self.tail : self.wrap]
+        self.tail += step
+        self.wrap += step
+        self.limit = limit
+        return boundary, step
 
     def write(self, start: int, data: npt.NDArray[np.uint8]) -> None:
         """Put bytes where :meth:`allocate` made room for them."""
@@ -111,6 +113,25 @@ class Arena:
     def _reserve(self, size: int) -> None:
         if size > len(self.data):
             self._memory.resize(max(size, len(self.data) * 9 // 8))
+
+    def check(self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> None:
+        """Raise an error unless blocks lie in live ranges and do not overlap."""
+        order = np.argsort(starts, kind="stable")
+        starts, ends = starts[order], (starts + lengths)[order]
+        inside = np.zeros(len(starts), dtype=np.bool_)
+        for low, high in self._live_ranges:
+            inside |= (starts >= low) & (ends <= high)
+        if not inside.all():
+            first = int(inside.argmin())
+            raise CorruptDataError(
+                f"A record at the bytes {starts[first]} to {ends[first]} lies outside of what is in use: "
+                f"{self._live_ranges}."
+            )
+        if (ends[:-1] > starts[1:]).any():
+            first = int((ends[:-1] > starts[1:]).argmax())
+            raise CorruptDataError(
+                f"Records overlap: one ends at byte {ends[first]}, the next starts at byte {starts[first + 1]}."
+            )
 
     @property
     def _live_ranges(self) -> list[tuple[int, int]]:

@@ -93,6 +93,10 @@ class ExtentArena(Arena):
             before += end - first
         return behind
 
+    @property
+    def _live_ranges(self) -> list[Extent]:
+        return self._live
+
     def _gaps(self) -> list[Extent]:
         gaps, at = [], 0
         for start, end in sorted([*self._live, *self._held]):

@@ -16,8 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sb3_extra_buffers.codecs.base import Bytes, Codec, Indices
+from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.storage.arena import Arena
+from sb3_extra_buffers.storage.checks import check_frames, check_numbers
 from sb3_extra_buffers.storage.extent_arena import ExtentArena
+from sb3_extra_buffers.storage.lanes import numbers_from
 from sb3_extra_buffers.storage.matching import NewestObservations
 from sb3_extra_buffers.storage.memory import zeros
 from sb3_extra_buffers.storage.stacking import StackLayout
@@ -40,34 +43,46 @@ def _scratch(size: int) -> Bytes:
 
 
 _PIECE = 1024
-
-
-def numbers_from(firsts: Indices, counts: Indices) -> tuple[Indices, Indices]:
-    """For each lane, the ``counts`` numbers from ``firsts`` on. Returns their lanes, and the numbers, lane by lane."""
-    lanes = np.repeat(np.arange(len(counts)), counts)
-    return lanes, np.arange(len(lanes)) + (firsts - (np.cumsum(counts) - counts))[lanes]
+_MOST_WAITING = 1 << 16
+"""More frames than any ring has, of any version."""
 
 
 class FrameStore:
     """Appends observations to ``n_lanes`` lanes, sharing frames with the observation before."""
 
-    def __init__(self, codec: Codec, n_lanes: int, layout: StackLayout, arena: Arena | None = None) -> None:
+    def __init__(
+        self,
+        codec: Codec,
+        n_lanes: int,
+        layout: StackLayout,
+        arena: Arena | None = None,
+        observations_at_once: int = 1,
+        begin_after: Indices | None = None,
+    ) -> None:
+        """
+        :param observations_at_once: For how many observations of a lane :meth:`make_room` may be asked.
+        :param begin_after: For each lane, a frame number below which this store is not to use any.
+        """
         self.codec = codec
         self.layout = layout
         self.n_lanes = n_lanes
         self.arena = arena or Arena()
         group = codec.frames_per_record
-        # Room for an unfinished record and a whole observation; a multiple of the record, so that each is contiguous.
-        ring_size = -(-(group - 1 + layout.stack) // group) * group
+        # Room for an unfinished record and whole observations, and for all lanes to complete a record by then.
+        ring_size = max(group - 1 + observations_at_once * layout.stack, -(-(group - 1 + layout.stack) // group) * group)
         self.ring = np.zeros((n_lanes, ring_size, codec.frame.nbytes), dtype=np.uint8)
-        self.heads = np.zeros(n_lanes, dtype=np.int64)
+        self.first_records = -(-(np.zeros(n_lanes, dtype=np.int64) if begin_after is None else begin_after) // group)
+        self.base = self.first_records * group
+        """The first frame of each lane that could ever be here."""
+        self.heads = self.base.copy()
         """Frames that ever arrived in a lane, and so the number of the next one."""
         self.newest = NewestObservations(n_lanes, layout.stack)
-        self.encoded = np.zeros(n_lanes, dtype=np.int64)
+        self.encoded = self.base.copy()
         """Frames before this one are in records, the others in the ring."""
+        self._most_waiting = 0
+        """No lane has more frames in the ring."""
         self._bytes_encoded = 0
         self._frames_encoded = 0
-        self.first_records = np.zeros(n_lanes, dtype=np.int64)
         self.starts = np.zeros((n_lanes, 8), dtype=np.int64)
         self.lengths = np.zeros((n_lanes, 8), dtype=np.uint32)
         self.references = np.zeros((n_lanes, 8), dtype=np.uint32)
@@ -78,12 +93,18 @@ class FrameStore:
 
         ``oldest`` tells, when room is needed, the oldest frame of each lane that is still wanted.
         """
+        self.make_room(1, oldest)
         memory, form = self.layout.in_memory(observations)
         ends, waiting = self.newest.append(lanes, memory, form, self.ring, self.heads, self.encoded)
-        # Not sooner than it must be: by then most lanes have a complete record, and all are encoded in one call.
-        if waiting + self.layout.stack > self.ring.shape[1]:
-            self._encode_waiting(oldest)
+        self._most_waiting = max(self._most_waiting, waiting)
         return ends
+
+    def make_room(self, n_observations: int, oldest: Callable[[], Indices]) -> None:
+        """For so many observations per lane. All that can fail happens here, before anything is stored."""
+        # Not sooner than it must be: by then most lanes have a complete record, and all are encoded in one call.
+        if self._most_waiting + n_observations * self.layout.stack > self.ring.shape[1]:
+            self._encode_waiting(oldest)
+            self._most_waiting = int((self.heads - self.encoded).max())
 
     def gather(self, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
         """Fill each of ``outs`` with the ``stack`` frames from ``firsts`` on. See :meth:`Codec.gather`."""
@@ -99,7 +120,7 @@ class FrameStore:
             lambda low, high: self._gather_slice(lanes[low:high], firsts[:, low:high], [out[low:high] for out in outs]),
             len(lanes),
             sum(out.nbytes for out in outs),
-            largest=max(8, _CACHE_BYTES // group_bytes),
+            largest=max(8, _CACHE_BYTES // max(group_bytes, 1)),
         )
 
     def _gather_slice(self, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
@@ -133,11 +154,17 @@ class FrameStore:
         group = self.codec.frames_per_record
         newest = np.where(self.newest.known, self.heads - self.layout.stack, self.heads)
         keep_from = np.minimum(np.minimum(oldest, newest), self.encoded) // group
+        keep_from = np.maximum(keep_from, self.first_records)
+        gone = self.references_of(self.first_records, keep_from)
+        # The records go first, then their references. The other way round, Ctrl-C between the two would leave records
+        # whose references are released once more the next time.
+        self.first_records = keep_from
+        try:
+            self.codec.release(gone)
+        except BaseException:
+            self._recount_uses()
+            raise
         capacity = self.starts.shape[1]
-        for lane in np.flatnonzero(keep_from > self.first_records).tolist():
-            gone = np.arange(self.first_records[lane], keep_from[lane]) % capacity
-            self.codec.release(self.references[lane, gone].astype(np.int64))
-        self.first_records = np.maximum(self.first_records, keep_from)
         alive = np.flatnonzero(self.first_records < self.encoded // group)
         if len(alive) == 0:
             self.arena.clear()
@@ -147,12 +174,29 @@ class FrameStore:
 
     def clear(self) -> None:
         """Forget all frames, but not what the codec has learnt from them."""
-        group = self.codec.frames_per_record
-        # Numbering goes on at the next whole record, as if the unfinished one had been completed.
-        self.heads = -(-self.heads // group) * group
-        self.encoded = self.heads.copy()
         self.newest.forget()
-        self.release(self.heads)
+        self.release(self.encoded)
+        # Numbering goes on at the next whole record. Only now: the unfinished one was never written, so there is
+        # nothing of it to release.
+        group = self.codec.frames_per_record
+        first_records = -(-self.heads // group)
+        self.heads, self.encoded, self.first_records, self._most_waiting = (
+            first_records * group,
+            first_records * group,
+            first_records,
+            0,
+        )
+
+    def check(self) -> None:
+        """Raise :class:`~sb3_extra_buffers.errors.CorruptDataError` if anything here contradicts something else."""
+        check_frames(self)
+
+    def references_of(self, firsts: Indices, stops: Indices) -> Indices:
+        """The references of the records ``firsts`` to ``stops - 1`` of each lane."""
+        if not self._has_references:
+            return np.zeros(0, dtype=np.int64)
+        lanes, numbers = numbers_from(firsts, stops - firsts)
+        return self.references[lanes, numbers % self.starts.shape[1]].astype(np.int64)
 
     @property
     def reference_bytes(self) -> int:
@@ -183,6 +227,7 @@ class FrameStore:
         references = {"references": self.references} if self._has_references else {}
         return {
             "waiting": self.ring[self._waiting_places()],
+            "base": self.base,
             "heads": self.heads,
             "encoded": self.encoded,
             "bytes_encoded": self._bytes_encoded,
@@ -199,6 +244,7 @@ class FrameStore:
     def restore(self, state: SavedState) -> None:
         """Take over what :meth:`state` gave, in a store that was made with the same arguments."""
         n_lanes = self.n_lanes
+        self.base = state.array("base", np.int64, (n_lanes,)) if state.has("base") else np.zeros_like(self.base)
         self.heads = state.array("heads", np.int64, (n_lanes,))
         self.encoded = state.array("encoded", np.int64, (n_lanes,))
         self._bytes_encoded = state.integer("bytes_encoded")
@@ -217,39 +263,25 @@ class FrameStore:
             self.arena = ExtentArena()
         self.arena.restore(arena)
         self.codec.restore(state.part("codec"))
-        self._check_index(state)
-        waiting = self.heads - self.encoded
+        group, waiting = self.codec.frames_per_record, self.heads - self.encoded
+        if (waiting < 0).any() or (waiting > _MOST_WAITING).any():
+            raise state.error("encoded", "does not agree with the other numbers of frames")
         frames = state.array("waiting", np.uint8, (int(waiting.sum()), self.codec.frame.nbytes))
-        group = self.codec.frames_per_record
         n_frames = max(self.ring.shape[1], -(-int(waiting.max()) // group) * group)
         self.ring = np.zeros((self.n_lanes, n_frames, self.codec.frame.nbytes), dtype=np.uint8)
+        self._most_waiting = int(waiting.max())
         self.ring[self._waiting_places()] = frames
+        try:
+            check_numbers(self)
+        except CorruptDataError as error:
+            raise state.error("encoded", f"contradicts other numbers: {error}") from error
+        if not self._recount_uses():
+            raise state.error("references", "lead to reference frames or dictionaries that are not there")
 
     def _waiting_places(self) -> tuple[Indices, Indices]:
         """Lanes and places in their rings of all frames that wait."""
         lanes, numbers = numbers_from(self.encoded, self.heads - self.encoded)
         return lanes, numbers % self.ring.shape[1]
-
-    def _check_index(self, state: SavedState) -> None:
-        """Compiled code trusts the index, so nothing in it may lead astray."""
-        group, capacity = self.codec.frames_per_record, self.starts.shape[1]
-        waiting, ends = self.heads - self.encoded, self.encoded // group
-        if (
-            capacity == 0
-            or (self.encoded < 0).any()
-            or (self.encoded % group).any()
-            or (self.heads > np.iinfo(np.uint32).max).any()
-            or (waiting < 0).any()
-            or not ((self.first_records >= 0) & (self.first_records <= ends)).all()
-            or (ends - self.first_records > capacity).any()
-        ):
-            raise state.error("encoded", "does not agree with the other numbers of frames")
-        for lane, (first, end) in enumerate(zip(self.first_records.tolist(), ends.tolist(), strict=True)):
-            records = np.arange(first, end) % capacity
-            starts, lengths = self.starts[lane, records], self.lengths[lane, records].astype(np.int64)
-            inside = (starts >= 0) & (starts <= self.arena.limit - lengths) & (lengths <= self.codec.max_encoded_size)
-            if not inside.all() or not self.codec.take(self.references[lane, records].astype(np.int64)):
-                raise state.error("starts", f"of lane {lane} leads to records that are not there")
 
     def _encode_waiting(self, oldest: Callable[[], Indices]) -> None:
         group = self.codec.frames_per_record
@@ -257,21 +289,36 @@ class FrameStore:
             lanes = np.flatnonzero(self.heads - self.encoded >= group)
             if len(lanes) == 0:
                 return
-            positions = self.encoded[lanes] % self.ring.shape[1]
-            frames = self.ring[lanes[:, None], positions[:, None] + np.arange(group)]
-            data, lengths, references = self.codec.encode(frames.reshape(len(lanes), -1), lanes)
-            start = self._allocate(len(data), oldest)
-            self.arena.write(start, data)
-            records = self.encoded[lanes] // group % self.starts.shape[1]
-            self.starts[lanes, records] = start + np.cumsum(lengths) - lengths
-            self.lengths[lanes, records] = lengths
-            # Of a codec without references, this part of the index stays untouched and takes no memory.
-            self._has_references = self._has_references or bool(references.any())
-            if self._has_references:
-                self.references[lanes, records] = references
-            self.encoded[lanes] += group
-            self._bytes_encoded += len(data)
-            self._frames_encoded += group * len(lanes)
+            try:
+                self._encode_records(lanes, oldest)
+            except BaseException:
+                # The codec may have counted references of records that are not stored.
+                self._recount_uses()
+                raise
+
+    def _encode_records(self, lanes: Indices, oldest: Callable[[], Indices]) -> None:
+        """Encode the next record of each of ``lanes``."""
+        group = self.codec.frames_per_record
+        positions = (self.encoded[lanes, None] + np.arange(group)) % self.ring.shape[1]
+        frames = self.ring[lanes[:, None], positions]
+        data, lengths, references = self.codec.encode(frames.reshape(len(lanes), -1), lanes)
+        start = self._allocate(len(data), oldest)
+        self.arena.write(start, data)
+        records = self.encoded[lanes] // group % self.starts.shape[1]
+        self.starts[lanes, records] = start + np.cumsum(lengths) - lengths
+        self.lengths[lanes, records] = lengths
+        # Of a codec without references, this part of the index stays untouched and takes no memory.
+        self._has_references = self._has_references or bool(references.any())
+        if self._has_references:
+            self.references[lanes, records] = references
+        self.encoded[lanes] += group  # from here on they count
+        self._bytes_encoded += len(data)
+        self._frames_encoded += group * len(lanes)
+
+    def _recount_uses(self) -> bool:
+        """Let the codec count the uses of its references anew; false if one of them is not there."""
+        stops = self.encoded // self.codec.frames_per_record
+        return self.codec.count_uses(self.references_of(self.first_records, stops))
 
     def _allocate(self, size: int, oldest: Callable[[], Indices]) -> int:
         if self._index_is_full():
@@ -300,11 +347,17 @@ class FrameStore:
         capacity = self.starts.shape[1]
         larger = capacity + max(capacity // 8, 8)
         lanes = np.arange(self.n_lanes)[:, None]
-        for name in ("starts", "lengths", "references"):
-            old = getattr(self, name)
+
+        def grown(old: npt.NDArray[Any], is_used: bool = True) -> npt.NDArray[Any]:
             new = zeros((self.n_lanes, larger), old.dtype)
             # In pieces, because the indices are larger than what is copied.
-            for i in range(0, capacity if old is not self.references or self._has_references else 0, _PIECE):
+            for i in range(0, capacity if is_used else 0, _PIECE):
                 numbers = self.first_records[:, None] + np.arange(i, min(i + _PIECE, capacity))
                 new[lanes, numbers % larger] = old[lanes, numbers % capacity]
-            setattr(self, name, new)
+            return new
+
+        self.starts, self.lengths, self.references = (
+            grown(self.starts),
+            grown(self.lengths),
+            grown(self.references, self._has_references),
+        )

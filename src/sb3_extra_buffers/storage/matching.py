@@ -48,9 +48,9 @@ class NewestObservations:
         """
         if form != self._form:
             # Another order in memory: what is remembered is of no use. It happens at most once in practice.
+            self.known[:] = False
             self._form = form
             self._masks = _masks(form, self.stack)
-            self.known[:] = False
             if self.memory.shape[1] != memory.shape[1]:
                 self.memory = np.empty((len(self.known), memory.shape[1]), dtype=np.uint8)
         ends = np.empty(len(lanes), dtype=np.int64)
@@ -63,6 +63,13 @@ class NewestObservations:
 
     def forget(self) -> None:
         self.known[:] = False
+
+    def frames(self, lanes: Indices) -> Bytes:
+        """The newest observations of ``lanes``, which must be known, as frames: ``(n, stack, frame_bytes)``."""
+        assert self._form is not None
+        pixels, chunk, item = self._form
+        shape = (len(lanes), pixels, self.stack, chunk // item, item)
+        return self.memory[lanes].reshape(shape).transpose(0, 2, 3, 1, 4).reshape(len(lanes), self.stack, -1)
 
     def state(self) -> State:
         form = None if self._form is None else list(self._form)
@@ -118,6 +125,7 @@ def append_new_frames(
         while new < stack and not np.array_equal(observation[:, : stack - new], before[:, new:]):
             new += 1
         if new:
+            known[lane] = False  # until all of it is written
             frames = observation[:, stack - new :].transpose(1, 2, 0, 3).reshape(new, -1)
             ring[lane, np.arange(heads[lane], heads[lane] + new) % ring.shape[1]] = frames
             heads[lane] += new

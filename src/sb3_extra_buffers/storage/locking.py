@@ -1,0 +1,46 @@
+"""One lock for a buffer and its stores, so that one thread may add while another samples."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+
+
+class BufferLock:
+    """Use as ``with lock.held:``. A thread may take it again while it has it.
+
+    Copies and pickles of a buffer get a lock of their own. A fork waits until no other thread holds a lock, so that the
+    child finds every buffer in a valid state.
+    """
+
+    def __init__(self) -> None:
+        self.held = threading.RLock()
+        _locks.add(self)
+
+    def __reduce__(self) -> tuple[type[BufferLock], tuple[()]]:
+        return BufferLock, ()
+
+
+_locks: weakref.WeakSet[BufferLock] = weakref.WeakSet()
+_held_for_fork: list[BufferLock] = []
+
+
+def _before_fork() -> None:
+    _held_for_fork[:] = _locks
+    for lock in _held_for_fork:
+        lock.held.acquire()
+
+
+def _after_fork_in_parent() -> None:
+    while _held_for_fork:
+        _held_for_fork.pop().held.release()
+
+
+def _after_fork_in_child() -> None:
+    while _held_for_fork:
+        _held_for_fork.pop().held = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -1,0 +1,406 @@
+"""Observations by place: which frames of which lane make up the observation in slot ``t`` of environment ``e``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch as th
+
+from sb3_extra_buffers.codecs.base import Codec, Indices
+from sb3_extra_buffers.codecs.registry import parse_method
+from sb3_extra_buffers.errors import CorruptDataError, ObservationError
+from sb3_extra_buffers.persistence.plain import decode, encode
+from sb3_extra_buffers.storage.arena import Arena
+from sb3_extra_buffers.storage.checks import check_observations
+from sb3_extra_buffers.storage.config import CodecRecipe, saturate
+from sb3_extra_buffers.storage.digests import Digests, ObservationDigests, digests_of
+from sb3_extra_buffers.storage.frame_store import FrameStore
+from sb3_extra_buffers.storage.gathering import gather
+from sb3_extra_buffers.storage.locking import BufferLock
+from sb3_extra_buffers.storage.memory import zeros
+from sb3_extra_buffers.storage.outputs import OutputPool
+from sb3_extra_buffers.storage.stacking import MAX_STACK, StackLayout
+
+if TYPE_CHECKING:
+    from sb3_extra_buffers.persistence.state import SavedState, State
+
+_WORTH_COMPACTING = 1 << 20
+_PIECE = 4096
+CPU = th.device("cpu")
+
+
+class Appended(NamedTuple):
+    """Frames of observations that are stored, but not in a slot yet."""
+
+    ends: Indices | int
+    """The number of the frame after each observation's last one."""
+    digests: Digests | None
+
+
+class EarlierCodec(NamedTuple):
+    """What is left of the time when another codec was in use."""
+
+    recipe: CodecRecipe
+    frames: FrameStore
+
+
+class ObservationSlots:
+    """Observations of one space (of one key in a Dict space), ``n_slots`` × ``n_envs`` of them, in one or more
+    *columns*, with the codec and layout that :meth:`use` sets.
+
+    A replay buffer has two columns, observations and next observations, that share their frames. A slot that was never
+    written reads as zeros, as in SB3.
+
+    An observation is written in two parts: :meth:`append` stores its frames, and :meth:`place` puts it into a slot.
+    Whatever happens in between, what was there before is still there.
+
+    :param verify: Keep a checksum of every observation, and compare it when the observation is read.
+    :param lock: What threads must hold to change or read the store; by default its own.
+    """
+
+    layout: StackLayout
+    recipe: CodecRecipe
+    frames: FrameStore
+
+    def __init__(
+        self,
+        n_slots: int,
+        n_envs: int,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        stored_dtype: np.dtype[Any],
+        n_columns: int = 1,
+        outputs: OutputPool | None = None,
+        as_float: bool = False,
+        divisor: float = 1.0,
+        make_arena: Callable[[], Arena] = Arena,
+        make_zeros: Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]] = np.zeros,
+        verify: bool = False,
+        lock: BufferLock | None = None,
+    ) -> None:
+        self.n_slots = n_slots
+        self.n_envs = n_envs
+        self.shape = shape
+        self.dtype = dtype
+        self.stored_dtype = stored_dtype
+        self.outputs = outputs or OutputPool()
+        self.output_dtype = np.dtype(np.float32) if as_float else dtype
+        self.divisor = divisor
+        self.lock = lock or BufferLock()
+        self._make_arena = make_arena
+        self._make_zeros = make_zeros
+        self.ends = [make_zeros((n_slots, n_envs), np.dtype(np.uint32)) for _ in range(n_columns)]
+        """The number of the frame after an observation's last one; 0 where there is none."""
+        self.slots_used = 0
+        """Slots from this one on have never been written to, so nobody has to look at them."""
+        self.digests = ObservationDigests(n_columns, n_slots, n_envs, make_zeros) if verify else None
+        self._earlier: list[EarlierCodec] = []
+        """Codecs of which there are observations left, the newest first."""
+        self._has_elements = math.prod(shape) > 0
+        self._all_lanes = np.arange(n_envs)
+        self._compact_at = _WORTH_COMPACTING
+        """The size of the arena at which to look whether most of it is dead."""
+
+    @property
+    def codec(self) -> Codec:
+        return self.frames.codec
+
+    @property
+    def frame_stores(self) -> list[FrameStore]:
+        """All frame stores, the one in use first."""
+        return [self.frames, *(earlier.frames for earlier in self._earlier)]
+
+    @property
+    def payload_bytes(self) -> int:
+        """What compressed observations take."""
+        return sum(frames.arena.live_bytes for frames in self.frame_stores)
+
+    @property
+    def reference_bytes(self) -> int:
+        return sum(frames.reference_bytes for frames in self.frame_stores)
+
+    def index_bytes(self, filled: float) -> int:
+        """What it takes to find observations when this part of the slots is filled."""
+        arrays = [*self.ends, *(self.digests.columns if self.digests else [])]
+        entries = round(filled * sum(array.nbytes for array in arrays))
+        return entries + sum(frames.index_bytes for frames in self.frame_stores)
+
+    def checked(self, observations: npt.ArrayLike, n: int | None = None) -> npt.NDArray[Any]:
+        """Observations for ``n`` (by default all) environments, ready to be written, or an error."""
+        n = self.n_envs if n is None else n
+        array = np.asarray(observations)
+        if array.shape != (n, *self.shape):
+            # As in SB3, a single environment may leave out its axis, and numbers may have any.
+            is_single = n == 1 and array.shape == self.shape
+            if not is_single and (array.size != n or math.prod(self.shape) != 1):
+                raise ObservationError(
+                    f"Expected observations of shape {(n, *self.shape)}, one for each of {n} environments, "
+                    f"but got {array.shape}. Is the buffer's observation space that of the environment?"
+                )
+            array = array.reshape(n, *self.shape)
+        if array.dtype != self.dtype:
+            array = self._cast(array)
+        if not array.flags.writeable:  # for which compiled code would be compiled again
+            array = array.copy(order="K")
+        return saturate(array, self.stored_dtype)
+
+    def prepare(self, n_observations: int) -> None:
+        """Make room for so many observations of each environment. All that can fail happens here."""
+        if self._has_elements:
+            self.frames.make_room(n_observations, self._oldest)
+
+    def append(self, observations: npt.NDArray[Any], lanes: Indices | None = None) -> Appended:
+        """Store the frames of :meth:`checked` observations, for :meth:`place`."""
+        digests = None if self.digests is None else digests_of(observations)
+        if not self._has_elements:
+            return Appended(0, digests)
+        where = self._all_lanes if lanes is None else lanes
+        return Appended(self.frames.append(where, observations, self._oldest), digests)
+
+    def place(self, column: int, slot: int, appended: Appended, lanes: Indices | None = None) -> None:
+        """Make what was appended the observations in a slot. Doing it twice does no harm."""
+        self.slots_used = max(self.slots_used, slot + 1)  # first: frames of slots that are not in use are released
+        where = slice(None) if lanes is None else lanes
+        self.ends[column][slot, where] = appended.ends
+        if self.digests is not None and appended.digests is not None:
+            self.digests.columns[column][slot, where] = appended.digests
+
+    def read(self, wanted: list[tuple[int, Indices]], envs: Indices, device: th.device = CPU) -> list[npt.NDArray[Any]]:
+        """The observations at ``(slots[i], envs[i])``, for each column and its slots in ``wanted``, as fresh arrays."""
+        outs = [self.outputs.take((len(envs), *self.shape), self.stored_dtype, device) for _ in wanted]
+        envs = envs.astype(np.int64, copy=False)  # which NumPy 1 does not draw on Windows
+        with self.lock.held:
+            firsts = self._firsts(wanted, envs)
+            if firsts.min(initial=0) < 0:
+                self._read_with_gaps(envs, firsts, outs)
+            elif len(envs):
+                gather(self.frame_stores, self.layout, envs, firsts, outs)
+            if self.digests is not None:
+                for (column, slots), out in zip(wanted, outs, strict=True):
+                    self.digests.compare(column, slots, envs, out)
+        if self.stored_dtype != self.output_dtype:
+            outs = [out.astype(self.dtype).astype(self.output_dtype) for out in outs]
+        return outs if self.divisor == 1.0 else [out / np.float32(self.divisor) for out in outs]
+
+    def clear(self) -> None:
+        """Forget all observations; what was learnt about them stays."""
+        with self.lock.held:
+            for ends in self.ends:
+                ends[: self.slots_used] = 0
+            if self.digests is not None:
+                self.digests.clear(self.slots_used)
+            self._earlier = []
+            self.frames.clear()
+
+    def check(self) -> None:
+        """Raise :class:`~sb3_extra_buffers.errors.CorruptDataError` if anything here contradicts something else."""
+        with self.lock.held:
+            check_observations(self)
+
+    def use(self, layout: StackLayout, recipe: CodecRecipe) -> None:
+        """Begin with an empty frame store."""
+        self.frames, self.layout, self.recipe = self._make_frames(layout, recipe), layout, recipe
+
+    def change_codec(self, recipe: CodecRecipe) -> None:
+        """Store what comes from now on with another codec. What is stored already stays until it is overwritten."""
+        frames = self._make_frames(self.layout, recipe, begin_after=self.frames.heads)
+        replaced = EarlierCodec(self.recipe, self.frames)
+        self._earlier, self.frames, self.recipe = [replaced, *self._earlier], frames, recipe
+        replaced.frames.newest.forget()
+
+    def release_earlier(self) -> None:
+        """Forget what earlier codecs stored and nobody needs any more."""
+        if self._earlier:
+            oldest = self._oldest()
+            for _, frames in self._earlier:
+                frames.release(oldest)
+            self._earlier = [earlier for earlier in self._earlier if (oldest < earlier.frames.heads).any()]
+
+    def renumber(self) -> None:
+        """Let frames be counted from lower numbers, before an entry of the index cannot hold them any more."""
+        frames = self.frames
+        group = frames.codec.frames_per_record
+        # A number may change by what leaves it at its place in the ring and in the index.
+        period = math.lcm(frames.starts.shape[1] * group, frames.ring.shape[1])
+        shifts = frames.first_records * group // period * period
+        if self._earlier or not shifts.all():
+            self.rebuild(self.layout, self.recipe)
+            return
+        lower = [self._make_zeros(ends.shape, ends.dtype) for ends in self.ends]
+        for ends, column in zip(self.ends, lower, strict=True):
+            np.subtract(ends, shifts.astype(np.uint32), out=column, where=ends > 0)
+        self.ends, frames.base, frames.heads, frames.encoded, frames.first_records = (
+            lower,
+            np.zeros_like(frames.base),
+            frames.heads - shifts,
+            frames.encoded - shifts,
+            frames.first_records - shifts // group,
+        )
+
+    def rebuild(self, layout: StackLayout, recipe: CodecRecipe) -> None:
+        """Store everything anew, in the order in which it came."""
+        before = self.layout, self.recipe, self.frames, self.ends, self._earlier
+        old_layout, old_ends = self.layout, self.ends
+        stores, slots = self.frame_stores, self._by_age(*self.ends)
+        try:
+            self.use(layout, recipe)
+            # Not zeros_like(), which would write to all of it, and so take its memory.
+            self.ends = [self._make_zeros(ends.shape, ends.dtype) for ends in old_ends]
+            self._earlier = []
+            for slot in slots.tolist():
+                for column, ends in enumerate(old_ends):
+                    lanes = np.flatnonzero(ends[slot])
+                    if len(lanes):
+                        found = np.empty((len(lanes), *self.shape), dtype=self.stored_dtype)
+                        firsts = ends[slot, lanes].astype(np.int64) - old_layout.stack
+                        gather(stores, old_layout, lanes, firsts[None], [found])
+                        self.ends[column][slot, lanes] = self.frames.append(lanes, found, self._oldest)
+        except BaseException:
+            self.layout, self.recipe, self.frames, self.ends, self._earlier = before
+            raise
+
+    def compact(self) -> None:
+        """Store everything anew if most of the arena is dead, as when slots are overwritten in no order.
+
+        Written in turns, as buffers do it, slots free the arena from its old end on, and this finds nothing to do.
+        """
+        if 2 * float(self._live_frames() @ self.frames.mean_frame_bytes()) < self.frames.arena.live_bytes:
+            self.rebuild(self.layout, self.recipe)
+        self._compact_at = max(_WORTH_COMPACTING, self.frames.arena.nbytes * 5 // 4)
+
+    def _live_frames(self) -> Indices:
+        """How many frames of each lane belong to an observation."""
+        counts = np.zeros(self.n_envs, dtype=np.int64)
+        sorted_ends, gaps = zeros((2, len(self.ends) * self.slots_used), np.dtype(np.uint32))
+        for lane in range(self.n_envs):
+            np.concatenate([ends[: self.slots_used, lane] for ends in self.ends], out=sorted_ends)
+            sorted_ends.sort()
+            # An observation has all its frames for itself, except for those of the one that ends before it.
+            gaps[0] = sorted_ends[0]
+            np.subtract(sorted_ends[1:], sorted_ends[:-1], out=gaps[1:])
+            counts[lane] = np.minimum(gaps, np.uint32(self.layout.stack), out=gaps).sum(dtype=np.int64)
+        return counts
+
+    def state(self) -> State:
+        """For :mod:`sb3_extra_buffers.persistence`."""
+        return {
+            "layout": {"stack": self.layout.stack, "axis": self.layout.axis},
+            **_recipe_state(self.recipe),
+            "compact_at": self._compact_at,
+            "ends": {str(column): ends for column, ends in enumerate(self.ends)},
+            "digests": {str(i): digests for i, digests in enumerate(self.digests.columns if self.digests else [])},
+            "frames": self.frames.state(),
+            "earlier": {
+                str(i): {**_recipe_state(recipe), "frames": frames.state()}
+                for i, (recipe, frames) in enumerate(self._earlier)
+            },
+        }
+
+    def restore(self, state: SavedState) -> None:
+        """Take over what :meth:`state` gave, in a store that was made with the same arguments."""
+        self._compact_at = state.integer("compact_at", _WORTH_COMPACTING)
+        layout = self._restored_layout(state.part("layout"))
+        parts = state.part("earlier").parts() if state.has("earlier") else []
+        self._earlier = []
+        for part in parts:
+            self.use(layout, _restored_recipe(part))
+            self.frames.restore(part.part("frames"))
+            self._earlier.append(EarlierCodec(self.recipe, self.frames))
+        self.use(layout, _restored_recipe(state))
+        self.frames.restore(state.part("frames"))
+        self._restore_columns(state.part("ends"), self.ends)
+        self.slots_used = self.n_slots
+        if self.digests is not None and state.has("digests"):
+            digests = state.part("digests")
+            if digests.array_names():  # otherwise it was saved without, and there is nothing to compare with
+                self._restore_columns(digests, self.digests.columns)
+        try:
+            self.check()
+        except CorruptDataError as error:
+            raise state.error("frames", f"contradicts itself: {error}") from error
+
+    def _restore_columns(self, state: SavedState, columns: list[npt.NDArray[Any]]) -> None:
+        for column, fresh in enumerate(columns):
+            saved = state.array(str(column), fresh.dtype, fresh.shape)
+            if self._make_zeros is np.zeros:
+                columns[column] = saved
+            else:
+                fresh[:] = saved
+
+    def _restored_layout(self, state: SavedState) -> StackLayout:
+        stack, axis = state.integer("stack", 1, MAX_STACK), state.value("axis")
+        if axis not in ("first", "last") or (stack > 1 and self.shape[0 if axis == "first" else -1] % stack):
+            raise state.error("stack", f"is {stack} along the {axis!r} axis of observations of shape {self.shape}")
+        return StackLayout(self.shape, self.stored_dtype, stack, axis)
+
+    def _cast(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """To the dtype of the space, as SB3 does it, unless that would make other numbers of them."""
+        if np.can_cast(array.dtype, self.dtype, "same_kind"):
+            return array.astype(self.dtype)
+        if array.dtype.kind in "biuf":
+            with np.errstate(invalid="ignore"):
+                cast = array.astype(self.dtype)
+            if np.array_equal(cast, array):
+                return cast
+        raise ObservationError(
+            f"Observations of dtype {array.dtype} do not fit a space of dtype {self.dtype}: storing them would "
+            "change values. Give the observation space the dtype that the environment returns."
+        )
+
+    def _firsts(self, wanted: list[tuple[int, Indices]], envs: Indices) -> Indices:
+        """The first frame of each observation, (columns, n); below zero where there is none."""
+        firsts = np.empty((len(wanted), len(envs)), dtype=np.int64)
+        for row, (column, slots) in zip(firsts, wanted, strict=True):
+            row[:] = self.ends[column].reshape(-1).take(slots * self.n_envs + envs)  # faster than [slots, envs]
+        firsts -= self.layout.stack
+        return firsts
+
+    def _read_with_gaps(self, lanes: Indices, firsts: Indices, outs: list[npt.NDArray[Any]]) -> None:
+        for first, out in zip(firsts, outs, strict=True):
+            written = first >= 0
+            out[~written] = 0
+            if written.any():
+                found = np.empty((int(written.sum()), *self.shape), dtype=self.stored_dtype)
+                gather(self.frame_stores, self.layout, lanes[written], first[written][None], [found])
+                out[written] = found
+
+    def _oldest(self) -> Indices:
+        """The oldest frame of each lane that an observation still needs."""
+        # In pieces: passing arrays as large as the index would leave holes in the process's memory.
+        # Less one, so that "never written" becomes the largest number instead of the smallest.
+        used = max(self.slots_used, 1)
+        pieces = (ends[i : min(i + _PIECE, used)] for ends in self.ends for i in range(0, used, _PIECE))
+        oldest_ends = np.stack([(piece - np.uint32(1)).min(axis=0) for piece in pieces]).min(axis=0)
+        oldest: Indices = oldest_ends.astype(np.int64) + 1 - self.layout.stack
+        return oldest
+
+    def _make_frames(self, layout: StackLayout, recipe: CodecRecipe, begin_after: Indices | None = None) -> FrameStore:
+        return FrameStore(
+            recipe.build(layout.frame),
+            self.n_envs,
+            layout,
+            self._make_arena(),
+            observations_at_once=2,  # what a step of a replay buffer brings
+            begin_after=begin_after,
+        )
+
+    def _by_age(self, *columns: npt.NDArray[np.uint32]) -> Indices:
+        """Slots that hold something in one of the columns, the one written first in front."""
+        newest = np.max([ends[: self.slots_used].max(axis=1) for ends in columns], axis=0)
+        slots = np.flatnonzero(newest)
+        return slots[np.argsort(newest[slots], kind="stable")]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_make_arena": Arena, "_make_zeros": np.zeros}  # a copy is in memory
+
+
+def _recipe_state(recipe: CodecRecipe) -> dict[str, Any]:
+    return {"method": str(recipe.method), "options": encode(recipe.options, "compression_kwargs")}
+
+
+def _restored_recipe(state: SavedState) -> CodecRecipe:
+    return CodecRecipe(parse_method(state.value("method")), decode(state.value("options")))
