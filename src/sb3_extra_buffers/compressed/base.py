@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABCMeta
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -16,6 +15,7 @@ from stable_baselines3.common.buffers import BaseBuffer, DictReplayBuffer, DictR
 from stable_baselines3.common.preprocessing import get_obs_shape, is_image_space
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_extra_buffers.compressed.arguments import check_options, signature_of
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.persistence import files
 from sb3_extra_buffers.persistence.folder import BufferFolder
@@ -36,20 +36,7 @@ SINGLE = ""
 """The key of the only store where the observation space is not a Dict."""
 
 
-class _Reopening(ABCMeta):
-    """Lets a buffer on disk have what its folder holds, as soon as all constructors are through."""
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        buffer = super().__call__(*args, **kwargs)
-        if buffer._folder is not None:
-            for name in buffer._saved_fields:
-                array = getattr(buffer, name)
-                setattr(buffer, name, buffer._folder.zeros(array.shape, array.dtype))
-            buffer._folder.reopen(buffer)
-        return buffer
-
-
-class BaseCompressedBuffer(BaseBuffer, metaclass=_Reopening):
+class BaseCompressedBuffer(BaseBuffer):
     """Put before one of SB3's buffer classes, it replaces the arrays for observations by compressed stores.
 
     SB3's class does everything else. It never allocates observations: its constructor is given a space without
@@ -62,21 +49,30 @@ class BaseCompressedBuffer(BaseBuffer, metaclass=_Reopening):
     :param compression_kwargs: Options of the codec.
     :param decompression_kwargs: Options of the codec that concern decoding.
     :param normalize_images: Sample images as floats in [0, 1].
+    :param output_dtype: ``"raw"`` samples observations in the dtype of their space, ``"float"`` in float32.
     :param frame_stack: How many frames an observation stacks: ``"auto"`` finds out, ``None`` stores observations whole.
     :param storage: ``"mmap"`` keeps compressed observations in files, for replay buffers that are larger than memory.
     :param path: The folder of these files. What is in there, from a buffer of the same kind, is opened again.
+    :param verify: Keep a checksum of every observation, and compare it whenever the observation is read.
     """
 
+    verify: bool = False  # of buffers that were pickled before there was this option
     _n_columns = 1
     _saved_fields: ClassVar[tuple[str, ...]] = ()
     """The arrays that SB3's class keeps beside observations."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.__signature__ = signature_of(cls, BaseCompressedBuffer)  # type: ignore[attr-defined]  # which inspect.signature() asks for
 
     def __init__(
         self,
         buffer_size: int,
         observation_space: spaces.Space[Any],
         action_space: spaces.Space[Any],
-        *args: Any,
+        device: th.device | str = "auto",
+        n_envs: int = 1,
+        *,
         compression_method: str = "auto",
         dtypes: Mapping[str, Any] | npt.DTypeLike | None = None,
         compression_kwargs: Mapping[str, Any] | None = None,
@@ -86,12 +82,12 @@ class BaseCompressedBuffer(BaseBuffer, metaclass=_Reopening):
         frame_stack: FrameStack = "auto",
         storage: Literal["memory", "mmap"] = "memory",
         path: str | Path | None = None,
-        **kwargs: Any,
+        verify: bool = False,
+        **of_sb3: Any,
     ) -> None:
-        if buffer_size < 1 or kwargs.get("n_envs", 1) < 1:
-            raise ConfigurationError(
-                f"buffer_size and n_envs must be at least 1, not {buffer_size} and {kwargs.get('n_envs', 1)}."
-            )
+        check_options(type(self), of_sb3)
+        if buffer_size < 1 or n_envs < 1:
+            raise ConfigurationError(f"buffer_size and n_envs must be at least 1, not {buffer_size} and {n_envs}.")
         is_dict = isinstance(observation_space, spaces.Dict)
         if is_dict != isinstance(self, DictReplayBuffer | DictRolloutBuffer):
             name, other = type(self).__name__, "the class with" if is_dict else "the class without"
@@ -101,18 +97,35 @@ class BaseCompressedBuffer(BaseBuffer, metaclass=_Reopening):
             )
         if output_dtype not in ("raw", "float"):
             raise ConfigurationError(f"output_dtype must be 'raw' or 'float', not {output_dtype!r}.")
-        self._folder = self._open_folder(storage, path)
         self._config = StorageConfig.from_arguments(
             compression_method, dtypes, compression_kwargs, decompression_kwargs, frame_stack
         )
+        self._folder = self._open_folder(storage, path)
         self.normalize_images = normalize_images
         self.output_dtype = output_dtype
+        self.verify = verify
         self._outputs = OutputPool()
         self._stores: dict[str, ObservationStore] = {}
-        super().__init__(buffer_size, _without_elements(observation_space), action_space, *args, **kwargs)
+        super().__init__(  # SB3's class, which knows more arguments than BaseBuffer
+            buffer_size, _without_elements(observation_space), action_space, device=device, n_envs=n_envs, **of_sb3
+        )
         self.observation_space = observation_space
         self.obs_shape = get_obs_shape(observation_space)  # type: ignore[assignment]
         self._create_stores()
+        self._create_state()
+        self._reopen()
+
+    def _create_state(self) -> None:
+        """Create what a class keeps beside SB3's arrays and the stores, which exist by now."""
+
+    def _reopen(self) -> None:
+        """Give a buffer on disk what its folder holds. All arrays and stores must exist by now."""
+        if self._folder is None:
+            return
+        for name in self._saved_fields:
+            array = getattr(self, name)
+            setattr(self, name, self._folder.zeros(array.shape, array.dtype))
+        self._folder.reopen(self)
 
     def to_torch(self, array: npt.NDArray[Any], copy: bool = True) -> th.Tensor:
         tensor = OutputPool.to_tensor(array, self.device)
@@ -212,6 +225,7 @@ class BaseCompressedBuffer(BaseBuffer, metaclass=_Reopening):
             "normalize_images": self.normalize_images,
             "output_dtype": self.output_dtype,
             "frame_stack": self._config.frame_stack,
+            "verify": self.verify,
         }
 
     def _state(self) -> State:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import torch as th
 from gymnasium import spaces
+from typing_extensions import Unpack
 
+from sb3_extra_buffers.compressed.arguments import StorageOptions
 from sb3_extra_buffers.compressed.rollout_buffer import CompressedDictRolloutBuffer, CompressedRolloutBuffer
 from sb3_extra_buffers.errors import MissingPackageError
 
@@ -19,25 +22,42 @@ except ImportError as error:
 _STATES = ("hidden_states_pi", "cell_states_pi", "hidden_states_vf", "cell_states_vf")
 
 
-class CompressedRecurrentRolloutBuffer(CompressedRolloutBuffer, RecurrentRolloutBuffer):
+class _Recurrent(CompressedRolloutBuffer):
+    """What both classes have in common."""
+
+    _saved_fields = (*CompressedRolloutBuffer._saved_fields, *_STATES)
+    hidden_state_shape: tuple[int, int, int, int]
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        hidden_state_shape: tuple[int, int, int, int],
+        device: th.device | str = "auto",
+        gae_lambda: float = 1,
+        gamma: float = 0.99,
+        n_envs: int = 1,
+        **options: Unpack[StorageOptions],
+    ) -> None:
+        of_contrib: dict[str, Any] = {"hidden_state_shape": hidden_state_shape}
+        super().__init__(
+            buffer_size, observation_space, action_space, device, gae_lambda, gamma, n_envs, **options, **of_contrib
+        )
+
+    def _arguments(self) -> dict[str, Any]:
+        return {**super()._arguments(), "hidden_state_shape": self.hidden_state_shape}
+
+
+class CompressedRecurrentRolloutBuffer(_Recurrent, RecurrentRolloutBuffer):
     """contrib's ``RecurrentRolloutBuffer`` with compressed observations.
 
     Further arguments: see :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`.
     """
 
-    _saved_fields = (*CompressedRolloutBuffer._saved_fields, *_STATES)
 
-    def _arguments(self) -> dict[str, Any]:
-        return {**super()._arguments(), "hidden_state_shape": self.hidden_state_shape}
-
-
-class CompressedRecurrentDictRolloutBuffer(CompressedDictRolloutBuffer, RecurrentDictRolloutBuffer):
+class CompressedRecurrentDictRolloutBuffer(_Recurrent, CompressedDictRolloutBuffer, RecurrentDictRolloutBuffer):
     """The same for Dict observation spaces, each key stored on its own."""
-
-    _saved_fields = CompressedRecurrentRolloutBuffer._saved_fields
-
-    def _arguments(self) -> dict[str, Any]:
-        return {**super()._arguments(), "hidden_state_shape": self.hidden_state_shape}
 
 
 class CompressedRecurrentPPO(RecurrentPPO):

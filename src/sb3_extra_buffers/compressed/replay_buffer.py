@@ -12,7 +12,9 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
+from typing_extensions import Unpack
 
+from sb3_extra_buffers.compressed.arguments import StorageOptions
 from sb3_extra_buffers.compressed.base import SINGLE, BaseCompressedBuffer
 from sb3_extra_buffers.compressed.conversion import Conversions
 from sb3_extra_buffers.compressed.n_step_check import check_n_steps
@@ -28,7 +30,6 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
 
     Further arguments: see :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`.
 
-    :param output_dtype: ``"raw"`` samples observations in the dtype of their space, ``"float"`` in float32.
     :param prefetch: Decode the next batch in the background. Batches are then drawn one call earlier than in SB3, so a
         run is repeatable but not the same as without. Batches for ``VecNormalize`` are not prefetched: they would be
         normalized with statistics that are out of date.
@@ -43,16 +44,18 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
         n_envs: int = 1,
         optimize_memory_usage: bool = False,
         handle_timeout_termination: bool = True,
+        *,
         prefetch: bool = False,
-        **kwargs: Any,
+        **options: Unpack[StorageOptions],
     ) -> None:
-        check_n_steps(self, observation_space, kwargs)
+        check_n_steps(self, observation_space, options)
         if optimize_memory_usage and handle_timeout_termination:
             raise ConfigurationError(
                 "optimize_memory_usage=True and handle_timeout_termination=True do not go together, as in SB3. "
                 "Leave out optimize_memory_usage: next observations share the memory of observations anyway."
             )
         self._n_columns = 1 if optimize_memory_usage else 2
+        self._prefetcher = Prefetcher() if prefetch else None
         super().__init__(
             buffer_size,
             observation_space,
@@ -60,12 +63,14 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
             device=device,
             n_envs=n_envs,
             handle_timeout_termination=handle_timeout_termination,
-            **kwargs,
+            **options,
         )
-        self._prefetcher = Prefetcher() if prefetch else None
-        self.optimize_memory_usage = optimize_memory_usage
+
+    def _create_state(self) -> None:
+        super()._create_state()
+        self.optimize_memory_usage = self._n_columns == 1  # which SB3's constructor was not told
         self.observations = self._column(0)
-        self.next_observations = self._column(0, shift=1) if optimize_memory_usage else self._column(1)
+        self.next_observations = self._column(0, shift=1) if self.optimize_memory_usage else self._column(1)
 
     _saved_fields: ClassVar[tuple[str, ...]] = ("actions", "rewards", "dones", "timeouts")
 

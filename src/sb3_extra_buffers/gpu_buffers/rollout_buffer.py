@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer
 from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
+from typing_extensions import Unpack
 
 from sb3_extra_buffers.compressed.base import SINGLE
 from sb3_extra_buffers.compressed.rollout_buffer import CompressedRolloutBuffer
-from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer, part_of
+from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer, GpuOptions, part_of
 from sb3_extra_buffers.gpu_buffers.places import Places
 from sb3_extra_buffers.gpu_buffers.transfer import Outbox, upload
 
@@ -30,6 +32,28 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
 
     _numbers: tuple[th.Tensor, th.Tensor] | None = None
     """On the device: actions, and the rows of ``_NUMBERS``. Set while batches are taken from a rollout."""
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: th.device | str = "auto",
+        gae_lambda: float = 1,
+        gamma: float = 0.99,
+        n_envs: int = 1,
+        **options: Unpack[GpuOptions],
+    ) -> None:
+        super().__init__(
+            buffer_size,
+            observation_space,
+            action_space,
+            device=device,
+            n_envs=n_envs,
+            gae_lambda=gae_lambda,
+            gamma=gamma,
+            **options,
+        )
 
     def reset(self) -> None:
         super().reset()
