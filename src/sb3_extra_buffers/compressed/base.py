@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -114,6 +115,21 @@ class BaseCompressedBuffer(BaseBuffer):
         self._create_stores()
         self._create_state()
         self._reopen()
+
+    @property
+    def device(self) -> th.device:
+        """Where batches go. SB3 assigns another one to buffers that it has loaded."""
+        return self._outputs.device
+
+    @device.setter
+    def device(self, device: th.device) -> None:
+        self._outputs.device = device
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        device = state.get("device")  # of a buffer that was pickled when this was an attribute
+        self.__dict__.update({name: value for name, value in state.items() if name != "device"})
+        if device is not None:
+            self.device = device
 
     def _create_state(self) -> None:
         """Create what a class keeps beside SB3's arrays and the stores, which exist by now."""
@@ -288,9 +304,11 @@ class BaseCompressedBuffer(BaseBuffer):
             **arguments,
         )
 
-    def _column(self, column: int, shift: int = 0) -> Any:
+    def _column(
+        self, column: int, shift: int = 0, guard: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> Any:
         """A column of all stores, as SB3 expects it: an array, or a dict of arrays."""
-        arrays = {key: ObservationArray(store, column, shift, self.device) for key, store in self._stores.items()}
+        arrays = {key: ObservationArray(store, column, shift, guard) for key, store in self._stores.items()}
         return arrays if isinstance(self.observation_space, spaces.Dict) else arrays[SINGLE]
 
 

@@ -197,7 +197,7 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
         return {**state, "_location": None, "_settled_for": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        super().__setstate__(state)
         self._show_fields()
 
 
