@@ -104,6 +104,14 @@ def test_what_type_checkers_are_told_is_what_constructors_take(cls: type, option
     assert {name: taken[name] for name in own} == {name: hints[name] for name in own}
 
 
+def test_sb3s_classes_still_know_their_subclasses() -> None:
+    """``abc`` keeps what it was asked while a class is being made in the cache of that class's parent."""
+    for name in ALL_CLASSES:
+        for base in class_named(name).__mro__:
+            assert issubclass(base, base)
+            assert issubclass(class_named(name), base)
+
+
 def test_dtypes_in_the_place_where_version_0_5_had_them() -> None:
     with pytest.raises(TypeError, match="positional"):
         CompressedReplayBuffer(10, VECTOR, ACTIONS, "cpu", 1, False, True, {"elem_type": np.float32})  # type: ignore[misc]

@@ -52,7 +52,8 @@ def signature_of(cls: type, root: type) -> inspect.Signature:
 
     :param root: Only constructors of classes derived from this one count. SB3's, in between, have no other arguments.
     """
-    constructors = list(_constructors(base for base in cls.__mro__ if issubclass(base, root)))
+    # Not issubclass(): of a class that is being made, abc takes its parent's cache for its own and spoils it.
+    constructors = list(_constructors(base for base in cls.__mro__ if root in base.__mro__))
     found: dict[str, Parameter] = {}
     takes_positional = True
     for constructor in constructors:
