@@ -34,8 +34,7 @@ class _BehindHer(CompressedDictReplayBuffer):
         """Not yet: ``HerReplayBuffer`` creates its own arrays after this."""
 
 
-# SB3's classes disagree in the same way: HerReplayBuffer only takes dicts.
-class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):  # type: ignore[misc]
+class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):
     """SB3's ``HerReplayBuffer`` with compressed observations: same arguments, same batches under the same seed.
 
     Further arguments: see :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`.
@@ -111,6 +110,44 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):  # type: ignore[mi
             self.infos[:] = np.array(infos, dtype=object).reshape(self.infos.shape)
             if not all(isinstance(info, dict) for info in self.infos.flat):
                 raise state.error("infos", "must be dicts")
+
+    def add(
+        self,
+        obs: Any,
+        next_obs: Any,
+        action: npt.NDArray[Any],
+        reward: npt.NDArray[Any],
+        done: npt.NDArray[Any],
+        infos: list[dict[str, Any]],
+    ) -> None:
+        # SB3's method gives up the episode that is being overwritten before it knows that there is something to write.
+        pos = self.pos
+        before = self.ep_start[pos].copy(), self.ep_length[pos].copy(), self.infos[pos : pos + 1].copy()
+        try:
+            super().add(obs, next_obs, action, reward, done, infos)
+        except BaseException:
+            if self.pos == pos:
+                self._take_back(pos, *before)
+            else:  # Ctrl-C after the transition was stored: what belongs to it is done as well
+                for env_index in np.flatnonzero(self.dones[pos]).tolist():
+                    if self.ep_length[pos, env_index] == 0:
+                        self._compute_episode_length(env_index)
+            raise
+
+    def _take_back(
+        self,
+        pos: int,
+        starts: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.int64],
+        infos: npt.NDArray[Any],
+    ) -> None:
+        """Have the episodes again that a transition was going to overwrite."""
+        for env_index, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
+            if length > 0:
+                # What was before ``pos`` has been overwritten already.
+                self.ep_length[np.arange(pos, start + length) % self.buffer_size, env_index] = length
+        self.ep_start[pos] = starts
+        self.infos[pos : pos + 1] = infos
 
     def _get_real_samples(
         self,

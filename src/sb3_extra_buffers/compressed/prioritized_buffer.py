@@ -120,7 +120,15 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
 
     def add(self, *args: Any, **kwargs: Any) -> None:
         slot = self.pos
-        super().add(*args, **kwargs)
+        try:
+            super().add(*args, **kwargs)
+        except BaseException:
+            if self.pos != slot:  # Ctrl-C after the transition was stored: it has a priority, too
+                self._give_priority(slot)
+            raise
+        self._give_priority(slot)
+
+    def _give_priority(self, slot: int) -> None:
         self._tree[self._places(slot)] = self.max_priority**self.alpha
         if self.optimize_memory_usage:
             self._tree[self._places(self.pos)] = 0.0  # its observation is now the newest next observation

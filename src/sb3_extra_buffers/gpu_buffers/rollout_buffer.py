@@ -59,23 +59,17 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
         super().reset()
         self._numbers = None
 
-    def add(self, obs: Any, *args: Any, **kwargs: Any) -> None:
-        if self.pos >= self.buffer_size:
-            raise IndexError(f"The rollout has its {self.buffer_size} steps: call reset() before adding more.")
+    def _checked_observations(self, obs: Any) -> Any:
         self._settle()
         stores = self._device_stores
         steps = {key: store.checked_step([part_of(obs, key)]) for key, store in stores.items()}
         for key, store in stores.items():
             store.make_room(steps[key])
-        for key, store in stores.items():
-            store.write_step([(0, self.pos)], steps[key])
-        # SB3's own method does the rest. Observations are stored already, and may be where it could not read them.
-        nothing: Any = {} if isinstance(obs, dict) else _Ignored()
-        observations, self.observations = self.observations, nothing
-        try:
-            super().add(obs if isinstance(obs, dict) else np.zeros(self.n_envs), *args, **kwargs)  # type: ignore[arg-type]
-        finally:
-            self.observations = observations
+        return steps
+
+    def _write_observations(self, slot: int, checked: Any) -> None:
+        for key, store in self._device_stores.items():
+            store.write_step([(0, slot)], checked[key])
 
     def _get_samples(self, batch_inds: npt.NDArray[np.int64], env: VecNormalize | None = None) -> Any:
         self._settle()
@@ -111,10 +105,3 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
 
 class GpuDictRolloutBuffer(GpuRolloutBuffer, DictRolloutBuffer):
     """The same for Dict observation spaces, each key stored on its own."""
-
-
-class _Ignored:
-    """In the place of observations that are stored already."""
-
-    def __setitem__(self, slot: int, observations: Any) -> None:
-        pass

@@ -110,7 +110,9 @@ class ObservationStore:
         n = self.n_envs if n is None else n
         array = np.asarray(observations)
         if array.shape != (n, *self.shape):
-            if array.size != n or math.prod(self.shape) != 1:
+            # As in SB3, a single environment may leave out its axis, and numbers may have any.
+            is_single = n == 1 and array.shape == self.shape
+            if not is_single and (array.size != n or math.prod(self.shape) != 1):
                 raise ObservationError(
                     f"Expected observations of shape {(n, *self.shape)}, one for each of {n} environments, "
                     f"but got {array.shape}. Is the buffer's observation space that of the environment?"
