@@ -80,7 +80,9 @@ def check_options(cls: type, options: Iterable[str]) -> None:
     own = [name for name in inspect.signature(cls).parameters if name not in _GIVEN_BY_ALGORITHMS]
     similar = difflib.get_close_matches(unknown[0], own, n=1)
     advice = f"Did you mean {similar[0]!r}? " if similar else ""
-    raise ArgumentError(f"{cls.__name__} has no option {unknown[0]!r}. {advice}Its options are {', '.join(own)}.")
+    raise ArgumentError(
+        f"{cls.__name__}() got an unexpected keyword argument {unknown[0]!r}. {advice}Its options are {', '.join(own)}."
+    )
 
 
 def _constructors(classes: Iterable[type]) -> Iterator[Callable[..., None]]:
