@@ -37,6 +37,7 @@ from sb3_extra_buffers.gpu_buffers.kernels.batch import ObservationBatch
 from sb3_extra_buffers.gpu_buffers.observation_store import PackedObservationStore
 from sb3_extra_buffers.gpu_buffers.places import Places
 from sb3_extra_buffers.gpu_buffers.transfer import upload
+from sb3_extra_buffers.storage.config import FrameStack
 
 SB3, DENSE = "SB3", "dense index"
 FROM_DEVICE, ON_HOST = " from device", " on host"
@@ -106,7 +107,7 @@ def measure_replay(subject: str, recording: Recording, steps: int, device: th.de
     else:
         method, _, group = subject.removesuffix(FROM_DEVICE).removesuffix(ON_HOST).partition(" x")
         options = {"frames_per_record": int(group)} if group else None
-        stack = recording.stack if subject.endswith(FROM_DEVICE) else "auto"
+        stack: FrameStack = recording.stack if subject.endswith(FROM_DEVICE) else "auto"
         buffer = GpuReplayBuffer(
             size, space, actions, device, recording.n_envs,
             compression_method=method, compression_kwargs=options, frame_stack=stack,

@@ -2,6 +2,7 @@
 
     ExtraBuffersError
     ├── ConfigurationError(ValueError)     an argument that cannot work
+    │   ├── ArgumentError(TypeError)       an argument that the class does not have
     │   ├── UnknownMethodError             no such compression method
     │   ├── LevelError                     a compression level out of range
     │   └── OptionError                    an option that the codec does not have
@@ -27,6 +28,10 @@ class ExtraBuffersError(Exception):
 
 class ConfigurationError(ExtraBuffersError, ValueError):
     """An argument has a value that cannot work."""
+
+
+class ArgumentError(ConfigurationError, TypeError):
+    """The class has no argument of that name."""
 
 
 class UnknownMethodError(ConfigurationError):

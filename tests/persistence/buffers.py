@@ -34,9 +34,13 @@ def goal_env() -> DummyVecEnv:
     return DummyVecEnv([lambda: BitFlippingEnv(4, continuous=False)] * N_ENVS)
 
 
+def class_named(name: str) -> type[BaseCompressedBuffer]:
+    return getattr(gpu_buffers if name.startswith("Gpu") else compressed, name)
+
+
 def make(name: str, space: spaces.Space | None = None, **kwargs: Any) -> BaseCompressedBuffer:
     """An empty buffer of the class ``name``."""
-    cls = getattr(gpu_buffers if name.startswith("Gpu") else compressed, name)
+    cls: Any = class_named(name)
     space = space or (DICT if "Dict" in name else IMAGES)
     arguments: dict[str, Any] = {"device": "cpu", "n_envs": N_ENVS, **kwargs}
     if "Her" in name:

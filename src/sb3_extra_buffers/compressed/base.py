@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from abc import ABCMeta
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -16,6 +16,7 @@ from stable_baselines3.common.buffers import BaseBuffer, DictReplayBuffer, DictR
 from stable_baselines3.common.preprocessing import get_obs_shape, is_image_space
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_extra_buffers.compressed.arguments import check_options, signature_of
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
 from sb3_extra_buffers.persistence import files
 from sb3_extra_buffers.persistence.folder import BufferFolder
@@ -37,20 +38,7 @@ SINGLE = ""
 """The key of the only store where the observation space is not a Dict."""
 
 
-class _Reopening(ABCMeta):
-    """Lets a buffer on disk have what its folder holds, as soon as all constructors are through."""
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        buffer = super().__call__(*args, **kwargs)
-        if buffer._folder is not None:
-            for name in buffer._saved_fields:
-                array = getattr(buffer, name)
-                setattr(buffer, name, buffer._folder.zeros(array.shape, array.dtype))
-            buffer._folder.reopen(buffer)
-        return buffer
-
-
-class BaseCompressedBuffer(BaseBuffer, metaclass=_Reopening):
+class BaseCompressedBuffer(BaseBuffer):
     """Put before one of SB3's buffer classes, it replaces the arrays for observations by compressed stores.
 
     SB3's class does everything else. It never allocates observations: its constructor is given a space without
@@ -63,21 +51,30 @@ class BaseCompressedBuffer(BaseBuffer, metaclass=_Reopening):
     :param compression_kwargs: Options of the codec.
     :param decompression_kwargs: Options of the codec that concern decoding.
     :param normalize_images: Sample images as floats in [0, 1].
+    :param output_dtype: ``"raw"`` samples observations in the dtype of their space, ``"float"`` in float32.
     :param frame_stack: How many frames an observation stacks: ``"auto"`` finds out, ``None`` stores observations whole.
     :param storage: ``"mmap"`` keeps compressed observations in files, for replay buffers that are larger than memory.
     :param path: The folder of these files. What is in there, from a buffer of the same kind, is opened again.
+    :param verify: Keep a checksum of every observation, and compare it whenever the observation is read.
     """
 
+    verify: bool = False  # of buffers that were pickled before there was this option
     _n_columns = 1
     _saved_fields: ClassVar[tuple[str, ...]] = ()
     """The arrays that SB3's class keeps beside observations."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.__signature__ = signature_of(cls, BaseCompressedBuffer)  # type: ignore[attr-defined]  # which inspect.signature() asks for
 
     def __init__(
         self,
         buffer_size: int,
         observation_space: spaces.Space[Any],
         action_space: spaces.Space[Any],
-        *args: Any,
+        device: th.device | str = "auto",
+        n_envs: int = 1,
+        *,
         compression_method: str = "auto",
         dtypes: Mapping[str, Any] | npt.DTypeLike | None = None,
         compression_kwargs: Mapping[str, Any] | None = None,
@@ -87,12 +84,12 @@ class BaseCompressedBuffer(BaseBuffer, metaclass=_Reopening):
         frame_stack: FrameStack = "auto",
         storage: Literal["memory", "mmap"] = "memory",
         path: str | Path | None = None,
-        **kwargs: Any,
+        verify: bool = False,
+        **of_sb3: Any,
     ) -> None:
-        if buffer_size < 1 or kwargs.get("n_envs", 1) < 1:
-            raise ConfigurationError(
-                f"buffer_size and n_envs must be at least 1, not {buffer_size} and {kwargs.get('n_envs', 1)}."
-            )
+        check_options(type(self), of_sb3)
+        if buffer_size < 1 or n_envs < 1:
+            raise ConfigurationError(f"buffer_size and n_envs must be at least 1, not {buffer_size} and {n_envs}.")
         is_dict = isinstance(observation_space, spaces.Dict)
         if is_dict != isinstance(self, DictReplayBuffer | DictRolloutBuffer):
             name, other = type(self).__name__, "the class with" if is_dict else "the class without"
@@ -102,19 +99,51 @@ class BaseCompressedBuffer(BaseBuffer, metaclass=_Reopening):
             )
         if output_dtype not in ("raw", "float"):
             raise ConfigurationError(f"output_dtype must be 'raw' or 'float', not {output_dtype!r}.")
-        self._folder = self._open_folder(storage, path)
         self._config = StorageConfig.from_arguments(
             compression_method, dtypes, compression_kwargs, decompression_kwargs, frame_stack
         )
+        self._folder = self._open_folder(storage, path)
         self.normalize_images = normalize_images
         self.output_dtype = output_dtype
+        self.verify = verify
         self._outputs = OutputPool()
         self._stores: dict[str, ObservationStore] = {}
         self._lock = BufferLock()
-        super().__init__(buffer_size, _without_elements(observation_space), action_space, *args, **kwargs)
+        super().__init__(  # SB3's class, which knows more arguments than BaseBuffer
+            buffer_size, _without_elements(observation_space), action_space, device=device, n_envs=n_envs, **of_sb3
+        )
         self.observation_space = observation_space
         self.obs_shape = get_obs_shape(observation_space)  # type: ignore[assignment]
         self._create_stores()
+        self._create_state()
+        self._reopen()
+
+    @property
+    def device(self) -> th.device:
+        """Where batches go. SB3 assigns another one to buffers that it has loaded."""
+        return self._outputs.device
+
+    @device.setter
+    def device(self, device: th.device) -> None:
+        self._outputs.device = device
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        device = state.get("device")  # of a buffer that was pickled when this was an attribute
+        self.__dict__.update({name: value for name, value in state.items() if name != "device"})
+        if device is not None:
+            self.device = device
+
+    def _create_state(self) -> None:
+        """Create what a class keeps beside SB3's arrays and the stores, which exist by now."""
+
+    def _reopen(self) -> None:
+        """Give a buffer on disk what its folder holds. All arrays and stores must exist by now."""
+        if self._folder is None:
+            return
+        for name in self._saved_fields:
+            array = getattr(self, name)
+            setattr(self, name, self._folder.zeros(array.shape, array.dtype))
+        self._folder.reopen(self)
 
     def to_torch(self, array: npt.NDArray[Any], copy: bool = True) -> th.Tensor:
         tensor = OutputPool.to_tensor(array, self.device)
@@ -227,6 +256,7 @@ class BaseCompressedBuffer(BaseBuffer, metaclass=_Reopening):
             "normalize_images": self.normalize_images,
             "output_dtype": self.output_dtype,
             "frame_stack": self._config.frame_stack,
+            "verify": self.verify,
         }
 
     def _state(self) -> State:
@@ -276,6 +306,7 @@ class BaseCompressedBuffer(BaseBuffer, metaclass=_Reopening):
                 n_columns=self._n_columns,
                 as_float=self.output_dtype == "float" or (self.normalize_images and is_image),
                 divisor=255.0 if self.normalize_images and is_image else 1.0,
+                verify=self.verify,
                 lock=self._lock,
             )
 
@@ -290,9 +321,11 @@ class BaseCompressedBuffer(BaseBuffer, metaclass=_Reopening):
             **arguments,
         )
 
-    def _column(self, column: int, shift: int = 0) -> Any:
+    def _column(
+        self, column: int, shift: int = 0, guard: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> Any:
         """A column of all stores, as SB3 expects it: an array, or a dict of arrays."""
-        arrays = {key: ObservationArray(store, column, shift, self.device) for key, store in self._stores.items()}
+        arrays = {key: ObservationArray(store, column, shift, guard) for key, store in self._stores.items()}
         return arrays if isinstance(self.observation_space, spaces.Dict) else arrays[SINGLE]
 
 

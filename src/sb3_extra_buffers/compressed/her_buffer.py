@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from stable_baselines3.common.vec_env import VecNormalize
-from stable_baselines3.her import HerReplayBuffer
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from stable_baselines3.her import GoalSelectionStrategy, HerReplayBuffer
+from typing_extensions import Unpack
 
+from sb3_extra_buffers.compressed.arguments import ReplayOptions
 from sb3_extra_buffers.compressed.replay_buffer import CompressedDictReplayBuffer
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.persistence.plain import decode, encode
@@ -20,38 +23,65 @@ if TYPE_CHECKING:
 
 
 class _BehindHer(CompressedDictReplayBuffer):
-    """What ``HerReplayBuffer`` takes for ``DictReplayBuffer``. Arguments that it does not know come here past it."""
+    """What ``HerReplayBuffer`` takes for ``DictReplayBuffer``. Options that it does not know come here past it."""
 
-    _storage_arguments: dict[str, Any]
+    _options: ReplayOptions
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        if kwargs.get("optimize_memory_usage"):
-            raise ConfigurationError(
-                "HER needs the last observation of every episode, which optimize_memory_usage does not keep. Leave it "
-                "out: next observations share the memory of observations anyway."
-            )
-        if self._storage_arguments.get("prefetch"):
-            raise ConfigurationError(
-                "prefetch=True is not for CompressedHerReplayBuffer, whose goals are drawn when it is sampled. "
-                "Leave it out."
-            )
-        super().__init__(*args, **{**kwargs, **self._storage_arguments})
+        super().__init__(*args, **kwargs, **self._options)
+
+    def _reopen(self) -> None:
+        """Not yet: ``HerReplayBuffer`` creates its own arrays after this."""
 
 
-# SB3's classes disagree in the same way: HerReplayBuffer only takes dicts.
-class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):  # type: ignore[misc]
+class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):
     """SB3's ``HerReplayBuffer`` with compressed observations: same arguments, same batches under the same seed.
 
     Further arguments: see :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        known = inspect.signature(HerReplayBuffer).parameters
-        self._storage_arguments = {name: kwargs.pop(name) for name in kwargs.keys() - known}
-        super().__init__(*args, **kwargs)
-        del self._storage_arguments
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Dict,
+        action_space: spaces.Space[Any],
+        env: VecEnv | None,
+        device: th.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        n_sampled_goal: int = 4,
+        goal_selection_strategy: GoalSelectionStrategy | str = "future",
+        copy_info_dict: bool = False,
+        **options: Unpack[ReplayOptions],
+    ) -> None:
+        if optimize_memory_usage:
+            raise ConfigurationError(
+                "HER needs the last observation of every episode, which optimize_memory_usage does not keep. Leave it "
+                "out: next observations share the memory of observations anyway."
+            )
+        if options.get("prefetch"):
+            raise ConfigurationError(
+                "prefetch=True is not for CompressedHerReplayBuffer, whose goals are drawn when it is sampled. "
+                "Leave it out."
+            )
+        self._options = options
+        super().__init__(
+            buffer_size,
+            observation_space,
+            action_space,
+            env,  # type: ignore[arg-type]  # None until set_env(), as SB3 has it for buffers that were loaded
+            device,
+            n_envs,
+            handle_timeout_termination=handle_timeout_termination,
+            n_sampled_goal=n_sampled_goal,
+            goal_selection_strategy=goal_selection_strategy,
+            copy_info_dict=copy_info_dict,
+        )
+        del self._options
         if not self.copy_info_dict:
             self.infos = self.infos[:0].copy()  # a dict for every transition that nobody will ask for
+        CompressedDictReplayBuffer._reopen(self)
 
     _saved_fields = (*_BehindHer._saved_fields, "ep_start", "ep_length", "_current_ep_start")
 
@@ -80,6 +110,44 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):  # type: ignore[mi
             self.infos[:] = np.array(infos, dtype=object).reshape(self.infos.shape)
             if not all(isinstance(info, dict) for info in self.infos.flat):
                 raise state.error("infos", "must be dicts")
+
+    def add(
+        self,
+        obs: Any,
+        next_obs: Any,
+        action: npt.NDArray[Any],
+        reward: npt.NDArray[Any],
+        done: npt.NDArray[Any],
+        infos: list[dict[str, Any]],
+    ) -> None:
+        # SB3's method gives up the episode that is being overwritten before it knows that there is something to write.
+        pos = self.pos
+        before = self.ep_start[pos].copy(), self.ep_length[pos].copy(), self.infos[pos : pos + 1].copy()
+        try:
+            super().add(obs, next_obs, action, reward, done, infos)
+        except BaseException:
+            if self.pos == pos:
+                self._take_back(pos, *before)
+            else:  # Ctrl-C after the transition was stored: what belongs to it is done as well
+                for env_index in np.flatnonzero(self.dones[pos]).tolist():
+                    if self.ep_length[pos, env_index] == 0:
+                        self._compute_episode_length(env_index)
+            raise
+
+    def _take_back(
+        self,
+        pos: int,
+        starts: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.int64],
+        infos: npt.NDArray[Any],
+    ) -> None:
+        """Have the episodes again that a transition was going to overwrite."""
+        for env_index, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
+            if length > 0:
+                # What was before ``pos`` has been overwritten already.
+                self.ep_length[np.arange(pos, start + length) % self.buffer_size, env_index] = length
+        self.ep_start[pos] = starts
+        self.infos[pos : pos + 1] = infos
 
     def _get_real_samples(
         self,

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
 from sb3_extra_buffers.compressed.rollout_buffer import CompressedDictRolloutBuffer, CompressedRolloutBuffer
+from sb3_extra_buffers.compressed.rows import on_host, row_of
 from sb3_extra_buffers.errors import MissingPackageError
 
 try:
@@ -11,16 +17,28 @@ except ImportError as error:
     raise MissingPackageError("A rollout buffer with action masks", "sb3-contrib", "contrib") from error
 
 
-class CompressedMaskableRolloutBuffer(CompressedRolloutBuffer, MaskableRolloutBuffer):
+class _Maskable(CompressedRolloutBuffer):
+    """What both classes have in common."""
+
+    _saved_fields = (*CompressedRolloutBuffer._saved_fields, "action_masks")
+    action_masks: npt.NDArray[np.float32]
+    mask_dims: int
+
+    def _rows_beside(self, action_masks: Any = None, **unknown: Any) -> dict[str, npt.NDArray[Any]]:
+        rows = super()._rows_beside(**unknown)
+        if action_masks is not None:
+            masks = np.asarray(on_host(action_masks)).reshape(self.n_envs, self.mask_dims)
+            rows["action_masks"] = row_of(self.action_masks, masks)
+        return rows
+
+
+# contrib's add() takes *args, whatever they are.
+class CompressedMaskableRolloutBuffer(_Maskable, MaskableRolloutBuffer):  # type: ignore[misc]
     """contrib's ``MaskableRolloutBuffer`` with compressed observations.
 
     Further arguments: see :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`.
     """
 
-    _saved_fields = (*CompressedRolloutBuffer._saved_fields, "action_masks")
 
-
-class CompressedMaskableDictRolloutBuffer(CompressedDictRolloutBuffer, MaskableDictRolloutBuffer):
+class CompressedMaskableDictRolloutBuffer(_Maskable, CompressedDictRolloutBuffer, MaskableDictRolloutBuffer):  # type: ignore[misc]
     """The same for Dict observation spaces, each key stored on its own."""
-
-    _saved_fields = CompressedMaskableRolloutBuffer._saved_fields

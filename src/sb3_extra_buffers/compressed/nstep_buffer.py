@@ -6,9 +6,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.buffers import NStepReplayBuffer
 from stable_baselines3.common.vec_env import VecNormalize
+from typing_extensions import Unpack
 
+from sb3_extra_buffers.compressed.arguments import ReplayOptions
 from sb3_extra_buffers.compressed.replay_buffer import CompressedDictReplayBuffer, CompressedReplayBuffer
 from sb3_extra_buffers.errors import ConfigurationError
 
@@ -18,14 +22,40 @@ class CompressedNStepReplayBuffer(CompressedReplayBuffer, NStepReplayBuffer):
 
     Unlike SB3's, it allows ``optimize_memory_usage``.
 
+    Further arguments: see :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`.
+
     :param n_steps: How many rewards a transition adds up, fewer where an episode or the buffer ends before.
     :param gamma: The discount factor, that of the algorithm.
     """
 
-    def __init__(self, *args: Any, n_steps: int = 3, gamma: float = 0.99, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: th.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        *,
+        n_steps: int = 3,
+        gamma: float = 0.99,
+        **options: Unpack[ReplayOptions],
+    ) -> None:
         if n_steps < 1:
             raise ConfigurationError(f"n_steps must be at least 1, not {n_steps}.")
-        super().__init__(*args, n_steps=n_steps, gamma=gamma, **kwargs)
+        of_sb3: dict[str, Any] = {"n_steps": n_steps, "gamma": gamma}
+        super().__init__(
+            buffer_size,
+            observation_space,
+            action_space,
+            device,
+            n_envs,
+            optimize_memory_usage,
+            handle_timeout_termination,
+            **options,
+            **of_sb3,
+        )
 
     def _arguments(self) -> dict[str, Any]:
         return {**super()._arguments(), "n_steps": self.n_steps, "gamma": self.gamma}

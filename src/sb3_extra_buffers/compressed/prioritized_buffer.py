@@ -19,9 +19,12 @@ import cloudpickle
 import numpy as np
 import numpy.typing as npt
 import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.type_aliases import Schedule, TensorDict
 from stable_baselines3.common.vec_env import VecNormalize
+from typing_extensions import Unpack
 
+from sb3_extra_buffers.compressed.arguments import ReplayOptions
 from sb3_extra_buffers.compressed.nstep_buffer import CompressedDictNStepReplayBuffer, CompressedNStepReplayBuffer
 from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
 from sb3_extra_buffers.compressed.sum_tree import SumTree
@@ -62,13 +65,20 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
 
     def __init__(
         self,
-        *args: Any,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: th.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        *,
         alpha: float = 0.6,
         beta: float | Schedule = 0.4,
         epsilon: float = 1e-6,
         n_steps: int = 1,
         gamma: float = 0.99,
-        **kwargs: Any,
+        **options: Unpack[ReplayOptions],
     ) -> None:
         if not 0 <= alpha <= 1:
             raise ConfigurationError(f"alpha must be from 0 to 1, not {alpha}.")
@@ -76,18 +86,32 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
             raise ConfigurationError(f"beta must be from 0 to 1, or a schedule, not {beta}.")
         if not 0 < epsilon < np.inf:
             raise ConfigurationError(f"epsilon must be a number above 0, not {epsilon}.")
-        if kwargs.get("prefetch"):
+        if options.get("prefetch"):
             raise ConfigurationError(
                 "prefetch=True is not for prioritized buffers, where a batch changes the chances of the next. "
                 "Leave it out."
             )
-        super().__init__(*args, n_steps=n_steps, gamma=gamma, **kwargs)
         self.alpha = alpha
         self.epsilon = epsilon
         self.progress_remaining = 1.0
         """For a schedule. The algorithm keeps it up to date."""
         self.max_priority = 1.0
         self._beta = _Beta(beta)
+        super().__init__(
+            buffer_size,
+            observation_space,
+            action_space,
+            device,
+            n_envs,
+            optimize_memory_usage,
+            handle_timeout_termination,
+            n_steps=n_steps,
+            gamma=gamma,
+            **options,
+        )
+
+    def _create_state(self) -> None:
+        super()._create_state()
         self._tree = SumTree(self.buffer_size * self.n_envs)
 
     @property
@@ -96,7 +120,15 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
 
     def add(self, *args: Any, **kwargs: Any) -> None:
         slot = self.pos
-        super().add(*args, **kwargs)
+        try:
+            super().add(*args, **kwargs)
+        except BaseException:
+            if self.pos != slot:  # Ctrl-C after the transition was stored: it has a priority, too
+                self._give_priority(slot)
+            raise
+        self._give_priority(slot)
+
+    def _give_priority(self, slot: int) -> None:
         self._tree[self._places(slot)] = self.max_priority**self.alpha
         if self.optimize_memory_usage:
             self._tree[self._places(self.pos)] = 0.0  # its observation is now the newest next observation

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import numpy.typing as npt
+import torch as th
 from gymnasium import spaces
+from typing_extensions import Unpack
 
+from sb3_extra_buffers.compressed.arguments import StorageOptions
 from sb3_extra_buffers.compressed.rollout_buffer import CompressedDictRolloutBuffer, CompressedRolloutBuffer
+from sb3_extra_buffers.compressed.rows import on_host, row_of
 from sb3_extra_buffers.errors import MissingPackageError
 
 try:
     from sb3_contrib import RecurrentPPO
     from sb3_contrib.common.recurrent.buffers import RecurrentDictRolloutBuffer, RecurrentRolloutBuffer
+    from sb3_contrib.common.recurrent.type_aliases import RNNStates
 except ImportError as error:
     raise MissingPackageError("A rollout buffer with recurrent states", "sb3-contrib", "contrib") from error
 
@@ -19,25 +25,50 @@ except ImportError as error:
 _STATES = ("hidden_states_pi", "cell_states_pi", "hidden_states_vf", "cell_states_vf")
 
 
-class CompressedRecurrentRolloutBuffer(CompressedRolloutBuffer, RecurrentRolloutBuffer):
+class _Recurrent(CompressedRolloutBuffer):
+    """What both classes have in common."""
+
+    _saved_fields = (*CompressedRolloutBuffer._saved_fields, *_STATES)
+    hidden_state_shape: tuple[int, int, int, int]
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        hidden_state_shape: tuple[int, int, int, int],
+        device: th.device | str = "auto",
+        gae_lambda: float = 1,
+        gamma: float = 0.99,
+        n_envs: int = 1,
+        **options: Unpack[StorageOptions],
+    ) -> None:
+        of_contrib: dict[str, Any] = {"hidden_state_shape": hidden_state_shape}
+        super().__init__(
+            buffer_size, observation_space, action_space, device, gae_lambda, gamma, n_envs, **options, **of_contrib
+        )
+
+    def _rows_beside(  # type: ignore[override]  # contrib's add() cannot do without it, either
+        self, *, lstm_states: RNNStates, **unknown: Any
+    ) -> dict[str, npt.NDArray[Any]]:
+        states = zip(_STATES, (*lstm_states.pi, *lstm_states.vf), strict=True)
+        rows = {name: row_of(getattr(self, name), on_host(state)) for name, state in states}
+        return {**super()._rows_beside(**unknown), **rows}
+
+    def _arguments(self) -> dict[str, Any]:
+        return {**super()._arguments(), "hidden_state_shape": self.hidden_state_shape}
+
+
+# contrib's add() takes *args, whatever they are.
+class CompressedRecurrentRolloutBuffer(_Recurrent, RecurrentRolloutBuffer):  # type: ignore[misc]
     """contrib's ``RecurrentRolloutBuffer`` with compressed observations.
 
     Further arguments: see :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`.
     """
 
-    _saved_fields = (*CompressedRolloutBuffer._saved_fields, *_STATES)
 
-    def _arguments(self) -> dict[str, Any]:
-        return {**super()._arguments(), "hidden_state_shape": self.hidden_state_shape}
-
-
-class CompressedRecurrentDictRolloutBuffer(CompressedDictRolloutBuffer, RecurrentDictRolloutBuffer):
+class CompressedRecurrentDictRolloutBuffer(_Recurrent, CompressedDictRolloutBuffer, RecurrentDictRolloutBuffer):  # type: ignore[misc]
     """The same for Dict observation spaces, each key stored on its own."""
-
-    _saved_fields = CompressedRecurrentRolloutBuffer._saved_fields
-
-    def _arguments(self) -> dict[str, Any]:
-        return {**super()._arguments(), "hidden_state_shape": self.hidden_state_shape}
 
 
 class CompressedRecurrentPPO(RecurrentPPO):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +12,17 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
+from typing_extensions import Unpack
 
+from sb3_extra_buffers.compressed.arguments import StorageOptions
 from sb3_extra_buffers.compressed.base import SINGLE, BaseCompressedBuffer
 from sb3_extra_buffers.compressed.conversion import Conversions
 from sb3_extra_buffers.compressed.n_step_check import check_n_steps
 from sb3_extra_buffers.compressed.prefetch import Prefetcher
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
+
+if TYPE_CHECKING:
+    from sb3_extra_buffers.persistence.state import SavedState, State
 
 
 class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
@@ -28,10 +33,10 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
 
     Further arguments: see :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`.
 
-    :param output_dtype: ``"raw"`` samples observations in the dtype of their space, ``"float"`` in float32.
     :param prefetch: Decode the next batch in the background. Batches are then drawn one call earlier than in SB3, so a
         run is repeatable but not the same as without. Batches for ``VecNormalize`` are not prefetched: they would be
-        normalized with statistics that are out of date.
+        normalized with statistics that are out of date. Rewards, actions and dones that are assigned by hand show one
+        batch later.
     """
 
     def __init__(
@@ -43,16 +48,18 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
         n_envs: int = 1,
         optimize_memory_usage: bool = False,
         handle_timeout_termination: bool = True,
+        *,
         prefetch: bool = False,
-        **kwargs: Any,
+        **options: Unpack[StorageOptions],
     ) -> None:
-        check_n_steps(self, observation_space, kwargs)
+        check_n_steps(self, observation_space, options)
         if optimize_memory_usage and handle_timeout_termination:
             raise ConfigurationError(
                 "optimize_memory_usage=True and handle_timeout_termination=True do not go together, as in SB3. "
                 "Leave out optimize_memory_usage: next observations share the memory of observations anyway."
             )
         self._n_columns = 1 if optimize_memory_usage else 2
+        self._prefetcher = Prefetcher() if prefetch else None
         super().__init__(
             buffer_size,
             observation_space,
@@ -60,12 +67,16 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
             device=device,
             n_envs=n_envs,
             handle_timeout_termination=handle_timeout_termination,
-            **kwargs,
+            **options,
         )
-        self._prefetcher = Prefetcher() if prefetch else None
-        self.optimize_memory_usage = optimize_memory_usage
-        self.observations = self._column(0)
-        self.next_observations = self._column(0, shift=1) if optimize_memory_usage else self._column(1)
+
+    def _create_state(self) -> None:
+        super()._create_state()
+        self.optimize_memory_usage = self._n_columns == 1  # which SB3's constructor was not told
+        guard = self._prefetcher.invalidated if self._prefetcher else nullcontext
+        self.observations = self._column(0, guard=guard)
+        following = (0, 1) if self.optimize_memory_usage else (1, 0)
+        self.next_observations = self._column(*following, guard=guard)
 
     _saved_fields: ClassVar[tuple[str, ...]] = ("actions", "rewards", "dones", "timeouts")
 
@@ -77,6 +88,20 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
             "handle_timeout_termination": self.handle_timeout_termination,
             "prefetch": self._prefetcher is not None,
         }
+
+    def _state(self) -> State:
+        if self._prefetcher:
+            self._prefetcher.wait()
+        return super()._state()
+
+    def _restore(self, state: SavedState) -> None:
+        with self._prefetcher.invalidated() if self._prefetcher else nullcontext():
+            super()._restore(state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._prefetcher:
+            self._prefetcher.wait()  # nobody may read from what is being pickled
+        return dict(self.__dict__)
 
     def add(
         self,
@@ -138,13 +163,22 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
         for store in stores.values():
             store.finish_step()
 
+    def reset(self) -> None:
+        with self._prefetcher.invalidated() if self._prefetcher else nullcontext():
+            super().reset()
+
+    def close(self) -> None:
+        if self._prefetcher:
+            self._prefetcher.close()
+        super().close()
+
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         if self.size() == 0:
             raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
         # Not super(): DictReplayBuffer.sample() leaves out what optimize_memory_usage needs.
         if self._prefetcher is None or env is not None:
             return ReplayBuffer.sample(self, batch_size, env)
-        return self._prefetcher.next(batch_size, lambda: ReplayBuffer.sample(self, batch_size))
+        return self._prefetcher.next(batch_size, self.device, lambda: ReplayBuffer.sample(self, batch_size))
 
     def _get_samples(self, batch_inds: npt.NDArray[np.int64], env: VecNormalize | None = None) -> Any:
         env_indices = np.random.randint(0, high=self.n_envs, size=(len(batch_inds),))

@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
+import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from typing_extensions import Unpack
 
-from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
+from sb3_extra_buffers.compressed.arguments import StorageOptions
+from sb3_extra_buffers.compressed.base import SINGLE, BaseCompressedBuffer
+from sb3_extra_buffers.compressed.rows import on_host, row_of
 from sb3_extra_buffers.errors import EmptyBufferError
 
 if TYPE_CHECKING:
@@ -30,6 +37,28 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
         "advantages",
     )
 
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: th.device | str = "auto",
+        gae_lambda: float = 1,
+        gamma: float = 0.99,
+        n_envs: int = 1,
+        **options: Unpack[StorageOptions],
+    ) -> None:
+        super().__init__(
+            buffer_size,
+            observation_space,
+            action_space,
+            device=device,
+            n_envs=n_envs,
+            gae_lambda=gae_lambda,
+            gamma=gamma,
+            **options,
+        )
+
     def reset(self) -> None:
         # SB3 allocates a rollout's observations here, every time. It is shown a shape without elements.
         obs_shape: Any = self.obs_shape
@@ -43,6 +72,56 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
             store.clear()
         if self._stores:
             self.observations = self._column(0)
+
+    def add(
+        self,
+        obs: Any,
+        action: Any,
+        reward: Any,
+        episode_start: Any,
+        value: th.Tensor,
+        log_prob: th.Tensor,
+        **beside: Any,
+    ) -> None:
+        # Not SB3's method: it writes one thing after the other, and would leave half a step behind if one is wrong.
+        pos = self.pos
+        if pos >= self.buffer_size:
+            raise IndexError(f"The rollout has its {self.buffer_size} steps: call reset() before adding more.")
+        rows = {
+            "actions": row_of(self.actions, np.asarray(on_host(action)).reshape(self.n_envs, self.action_dim)),
+            "rewards": row_of(self.rewards, on_host(reward)),
+            "episode_starts": row_of(self.episode_starts, on_host(episode_start)),
+            "values": row_of(self.values, np.ravel(on_host(value))),
+            "log_probs": row_of(self.log_probs, on_host(log_prob)),
+            **self._rows_beside(**beside),
+        }
+        self._write_observations(pos, self._checked_observations(obs))
+
+        def commit() -> None:
+            for name, row in rows.items():
+                getattr(self, name)[pos] = row
+            self.pos = pos + 1
+            self.full = self.pos == self.buffer_size
+
+        try:
+            commit()
+        except BaseException:  # Ctrl-C: the step is there as a whole nevertheless
+            commit()
+            raise
+
+    def _rows_beside(self, **unknown: Any) -> dict[str, npt.NDArray[Any]]:
+        """What a class takes for a step beside SB3's arguments, by the array that it goes to."""
+        if unknown:
+            raise TypeError(f"{type(self).__name__}.add() got an unexpected keyword argument {next(iter(unknown))!r}")
+        return {}
+
+    def _checked_observations(self, obs: Any) -> Any:
+        """The observations of a step, ready to be written, or an error."""
+        return {key: store.checked(_part(obs, key)) for key, store in self._stores.items()}
+
+    def _write_observations(self, slot: int, checked: Any) -> None:
+        for key, store in self._stores.items():
+            store.write(0, slot, checked[key])
 
     def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
         if not self.full:
@@ -87,3 +166,7 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
 
 class CompressedDictRolloutBuffer(CompressedRolloutBuffer, DictRolloutBuffer):
     """The same for Dict observation spaces, each key stored on its own."""
+
+
+def _part(observations: Any, key: str) -> Any:
+    return observations if key == SINGLE else observations[key]

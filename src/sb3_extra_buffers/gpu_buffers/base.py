@@ -15,6 +15,7 @@ from stable_baselines3.common.utils import get_device
 
 from sb3_extra_buffers.codecs.availability import has_numba
 from sb3_extra_buffers.codecs.registry import parse_method
+from sb3_extra_buffers.compressed.arguments import CommonOptions
 from sb3_extra_buffers.compressed.base import SINGLE, BaseCompressedBuffer
 from sb3_extra_buffers.errors import ConfigurationError, OptionError, UnknownMethodError
 from sb3_extra_buffers.gpu_buffers.dense_store import DenseObservationStore
@@ -31,6 +32,15 @@ from sb3_extra_buffers.storage.usage import MemoryUsage
 METHODS = ("none", "rle", "zstd", "delta")
 _DEFAULT_FRAMES_PER_RECORD = 1
 """Of ``delta``. Longer chains are smaller, but a GPU has to follow each of them link by link."""
+
+
+class GpuOptions(CommonOptions, total=False):
+    """Options of buffers on a device. :class:`BaseGpuBuffer` says what they mean."""
+
+    dtypes: Mapping[str, Any] | npt.DTypeLike | th.dtype | None
+    buffer_device: th.device | str | None
+    heap_bytes: int | None
+    max_slot_bytes: int | None
 
 
 class BaseGpuBuffer(BaseCompressedBuffer):
@@ -53,13 +63,18 @@ class BaseGpuBuffer(BaseCompressedBuffer):
 
     def __init__(
         self,
-        *args: Any,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: th.device | str = "auto",
+        n_envs: int = 1,
+        *,
         compression_method: str = "auto",
         dtypes: Mapping[str, Any] | npt.DTypeLike | th.dtype | None = None,
         buffer_device: th.device | str | None = None,
         heap_bytes: int | None = None,
         max_slot_bytes: int | None = None,
-        **kwargs: Any,
+        **options: Any,
     ) -> None:
         method = parse_method(compression_method)
         if method.name.removesuffix("-jit") not in (*METHODS, "auto"):
@@ -67,11 +82,11 @@ class BaseGpuBuffer(BaseCompressedBuffer):
                 f"Buffers on a device have the compression methods auto, {', '.join(METHODS)}, "
                 f"not {compression_method!r}."
             )
-        if kwargs.get("prefetch"):
+        if options.get("prefetch"):
             raise ConfigurationError(
                 "prefetch=True is for buffers in host memory. Leave it out: a device works in the background anyway."
             )
-        if kwargs.get("storage", "memory") != "memory":
+        if options.get("storage", "memory") != "memory":
             raise ConfigurationError("storage='mmap' is for buffers in host memory, not on a device.")
         for name, value in (("heap_bytes", heap_bytes), ("max_slot_bytes", max_slot_bytes)):
             if value is not None and value < 1:
@@ -81,7 +96,16 @@ class BaseGpuBuffer(BaseCompressedBuffer):
         self._max_slot_bytes = max_slot_bytes
         if max_slot_bytes is not None:
             warnings.warn("max_slot_bytes is deprecated: pass heap_bytes.", DeprecationWarning, stacklevel=2)
-        super().__init__(*args, compression_method=compression_method, dtypes=as_numpy_dtypes(dtypes), **kwargs)
+        super().__init__(
+            buffer_size,
+            observation_space,
+            action_space,
+            device=device,
+            n_envs=n_envs,
+            compression_method=compression_method,
+            dtypes=as_numpy_dtypes(dtypes),
+            **options,
+        )
 
     @property
     def buffer_device(self) -> th.device:

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.buffers import DictReplayBuffer
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
+from typing_extensions import Unpack
 
 from sb3_extra_buffers.compressed.base import SINGLE
 from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
 from sb3_extra_buffers.gpu_buffers import batch_memory
-from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer, part_of
+from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer, GpuOptions, part_of
 from sb3_extra_buffers.gpu_buffers.fields import Fields
 from sb3_extra_buffers.gpu_buffers.kernels import uses_triton
 from sb3_extra_buffers.gpu_buffers.kernels.batch import FieldBatch
@@ -38,8 +40,30 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
     Further arguments: see :class:`~sb3_extra_buffers.gpu_buffers.base.BaseGpuBuffer`.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: th.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        **options: Unpack[GpuOptions],
+    ) -> None:
+        super().__init__(
+            buffer_size,
+            observation_space,
+            action_space,
+            device=device,
+            n_envs=n_envs,
+            optimize_memory_usage=optimize_memory_usage,
+            handle_timeout_termination=handle_timeout_termination,
+            **options,
+        )
+
+    def _create_state(self) -> None:
+        super()._create_state()
         arrays = {name: getattr(self, name) for name in _FIELDS}
         shapes = {name: (array.dtype, array.shape[1:]) for name, array in arrays.items()}
         self._fields = Fields(self.buffer_size, shapes, self._location)
@@ -173,7 +197,7 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
         return {**state, "_location": None, "_settled_for": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        super().__setstate__(state)
         self._show_fields()
 
 

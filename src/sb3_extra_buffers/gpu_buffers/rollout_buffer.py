@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer
 from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
+from typing_extensions import Unpack
 
 from sb3_extra_buffers.compressed.base import SINGLE
 from sb3_extra_buffers.compressed.rollout_buffer import CompressedRolloutBuffer
-from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer, part_of
+from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer, GpuOptions, part_of
 from sb3_extra_buffers.gpu_buffers.places import Places
 from sb3_extra_buffers.gpu_buffers.transfer import Outbox, upload
 
@@ -31,27 +33,43 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
     _numbers: tuple[th.Tensor, th.Tensor] | None = None
     """On the device: actions, and the rows of ``_NUMBERS``. Set while batches are taken from a rollout."""
 
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: th.device | str = "auto",
+        gae_lambda: float = 1,
+        gamma: float = 0.99,
+        n_envs: int = 1,
+        **options: Unpack[GpuOptions],
+    ) -> None:
+        super().__init__(
+            buffer_size,
+            observation_space,
+            action_space,
+            device=device,
+            n_envs=n_envs,
+            gae_lambda=gae_lambda,
+            gamma=gamma,
+            **options,
+        )
+
     def reset(self) -> None:
         super().reset()
         self._numbers = None
 
-    def add(self, obs: Any, *args: Any, **kwargs: Any) -> None:
-        if self.pos >= self.buffer_size:
-            raise IndexError(f"The rollout has its {self.buffer_size} steps: call reset() before adding more.")
+    def _checked_observations(self, obs: Any) -> Any:
         self._settle()
         stores = self._device_stores
         steps = {key: store.checked_step([part_of(obs, key)]) for key, store in stores.items()}
         for key, store in stores.items():
             store.make_room(steps[key])
-        for key, store in stores.items():
-            store.write_step([(0, self.pos)], steps[key])
-        # SB3's own method does the rest. Observations are stored already, and may be where it could not read them.
-        nothing: Any = {} if isinstance(obs, dict) else _Ignored()
-        observations, self.observations = self.observations, nothing
-        try:
-            super().add(obs if isinstance(obs, dict) else np.zeros(self.n_envs), *args, **kwargs)  # type: ignore[arg-type]
-        finally:
-            self.observations = observations
+        return steps
+
+    def _write_observations(self, slot: int, checked: Any) -> None:
+        for key, store in self._device_stores.items():
+            store.write_step([(0, slot)], checked[key])
 
     def _get_samples(self, batch_inds: npt.NDArray[np.int64], env: VecNormalize | None = None) -> Any:
         self._settle()
@@ -87,10 +105,3 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
 
 class GpuDictRolloutBuffer(GpuRolloutBuffer, DictRolloutBuffer):
     """The same for Dict observation spaces, each key stored on its own."""
-
-
-class _Ignored:
-    """In the place of observations that are stored already."""
-
-    def __setitem__(self, slot: int, observations: Any) -> None:
-        pass

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import secrets
 import weakref
@@ -98,7 +99,7 @@ class BufferFolder:
             return
         with Container.open(state) as file, as_corrupt(state):
             own, _ = describe(buffer)
-            differing = _differences(own, file.meta)
+            differing = _differences(own, file.meta, inspect.signature(type(buffer)))
             if differing:
                 raise ConfigurationError(
                     f"{self.path} holds a buffer that was made with other arguments: {', '.join(differing)}. "
@@ -133,12 +134,14 @@ def _arenas(buffer: BaseCompressedBuffer) -> list[Any]:
     return [frames.arena for store in buffer._stores.values() for frames in store.frame_stores]
 
 
-def _differences(own: dict[str, Any], saved: dict[str, Any]) -> list[str]:
+def _differences(own: dict[str, Any], saved: dict[str, Any], signature: inspect.Signature) -> list[str]:
     if own["class"] != saved.get("class"):
         return [f"class {saved.get('class')}"]
     arguments = saved.get("arguments")
     arguments = arguments if isinstance(arguments, dict) else {}
-    return [name for name, value in own["arguments"].items() if name not in arguments or arguments[name] != value]
+    # A version that did not know an argument did what is the default now.
+    defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
+    return [name for name, value in own["arguments"].items() if arguments.get(name, defaults.get(name)) != value]
 
 
 def _lock(descriptor: int) -> bool:

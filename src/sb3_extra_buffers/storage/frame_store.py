@@ -69,7 +69,9 @@ class FrameStore:
         self.arena = arena or Arena()
         group = codec.frames_per_record
         # Room for an unfinished record and whole observations, and for all lanes to complete a record by then.
-        ring_size = max(group - 1 + observations_at_once * layout.stack, -(-(group - 1 + layout.stack) // group) * group)
+        ring_size = max(
+            group - 1 + observations_at_once * layout.stack, -(-(group - 1 + layout.stack) // group) * group
+        )
         self.ring = np.zeros((n_lanes, ring_size, codec.frame.nbytes), dtype=np.uint8)
         self.first_records = -(-(np.zeros(n_lanes, dtype=np.int64) if begin_after is None else begin_after) // group)
         self.base = self.first_records * group

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch as th
 
 from sb3_extra_buffers.codecs.base import Indices
-from sb3_extra_buffers.storage.observation_store import CPU, ObservationStore
+from sb3_extra_buffers.storage.observation_store import ObservationStore
 
 
 class ObservationArray:
@@ -19,12 +20,22 @@ class ObservationArray:
     finds the next observation.
     """
 
-    def __init__(self, store: ObservationStore, column: int = 0, shift: int = 0, device: th.device = CPU) -> None:
+    guard: Callable[[], AbstractContextManager[None]] = nullcontext  # of arrays that were pickled without one
+
+    def __init__(
+        self,
+        store: ObservationStore,
+        column: int = 0,
+        shift: int = 0,
+        guard: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """
+        :param guard: Entered while observations are assigned.
+        """
         self.store = store
         self.column = column
         self.shift = shift
-        self.device = device
-        """Where the batches that are read will go: the memory for CUDA is pinned."""
+        self.guard = guard
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -52,11 +63,15 @@ class ObservationArray:
     def __getitem__(self, key: Any) -> Any:
         slots, envs, rest = self._locate(key)
         shape = slots.shape
-        (found,) = self.store.read([(self.column, slots.reshape(-1))], envs.reshape(-1), self.device)
+        (found,) = self.store.read([(self.column, slots.reshape(-1))], envs.reshape(-1), self.store.outputs.device)
         found = found if found.shape[:1] == shape else found.reshape(*shape, *self.store.shape)
         return found[(*[slice(None)] * len(shape), *rest)] if rest else found
 
     def __setitem__(self, key: Any, observations: npt.ArrayLike) -> None:
+        with self.guard():
+            self._assign(key, observations)
+
+    def _assign(self, key: Any, observations: npt.ArrayLike) -> None:
         if isinstance(key, int | np.integer) and not self.shift:
             self.store.write(self.column, range(len(self))[key], self.store.checked(observations))
             return

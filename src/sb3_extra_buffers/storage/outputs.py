@@ -34,6 +34,9 @@ class _Block(np.ndarray[Any, np.dtype[np.uint8]]):
 class OutputPool:
     """Hands out arrays, and turns them into tensors without a copy on the CPU, with one asynchronous copy on CUDA."""
 
+    device = th.device("cpu")
+    """Where the buffer's batches go: the only place that knows."""
+
     def __init__(self) -> None:
         self._blocks: list[_Block] = []
 
@@ -78,7 +81,7 @@ class OutputPool:
         return sum(len(block) for block in self._blocks)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_blocks": []}
+        return {"_blocks": [], "device": self.device}
 
 
 def _new_block(size: int, pinned: bool) -> _Block:

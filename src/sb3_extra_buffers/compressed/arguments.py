@@ -1,0 +1,94 @@
+"""Which arguments a buffer class takes.
+
+The positional ones are those of SB3's class, in its order, and each class writes them out. All of ours are
+keyword-only, written out with their defaults once, in the constructor that uses them. Classes in between pass them on
+as ``**options``, typed by a ``TypedDict``; :func:`signature_of` puts them into what ``inspect.signature`` shows.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from inspect import Parameter
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy.typing as npt
+from typing_extensions import TypedDict
+
+from sb3_extra_buffers.errors import ArgumentError
+from sb3_extra_buffers.storage.config import FrameStack
+
+
+class CommonOptions(TypedDict, total=False):
+    """What all buffers have. :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer` says what they mean."""
+
+    compression_method: str
+    compression_kwargs: Mapping[str, Any] | None
+    decompression_kwargs: Mapping[str, Any] | None
+    normalize_images: bool
+    output_dtype: Literal["raw", "float"]
+    frame_stack: FrameStack
+    storage: Literal["memory", "mmap"]
+    path: str | Path | None
+    verify: bool
+
+
+class StorageOptions(CommonOptions, total=False):
+    """Options of buffers in host memory."""
+
+    dtypes: Mapping[str, Any] | npt.DTypeLike | None
+
+
+class ReplayOptions(StorageOptions, total=False):
+    """Options of replay buffers in host memory."""
+
+    prefetch: bool
+
+
+def signature_of(cls: type, root: type) -> inspect.Signature:
+    """How ``cls`` is called: the arguments of its constructor, with those of the next in the place of ``**options``.
+
+    :param root: Only constructors of classes derived from this one count. SB3's, in between, have no other arguments.
+    """
+    # Not issubclass(): of a class that is being made, abc takes its parent's cache for its own and spoils it.
+    constructors = list(_constructors(base for base in cls.__mro__ if root in base.__mro__))
+    found: dict[str, Parameter] = {}
+    takes_positional = True
+    for constructor in constructors:
+        parameters = list(inspect.signature(constructor).parameters.values())[1:]
+        for parameter in parameters:
+            if parameter.kind not in _VARIABLE and parameter.name not in found:
+                found[parameter.name] = parameter if takes_positional else parameter.replace(kind=_KEYWORD_ONLY)
+        kinds = {parameter.kind for parameter in parameters}
+        takes_positional &= Parameter.VAR_POSITIONAL in kinds
+        if Parameter.VAR_KEYWORD not in kinds:
+            break
+    try:
+        return inspect.Signature(sorted(found.values(), key=lambda parameter: parameter.kind))
+    except ValueError:  # a user's class with optional arguments before ours: it speaks for itself
+        return inspect.Signature(list(inspect.signature(constructors[0]).parameters.values())[1:])
+
+
+def check_options(cls: type, options: Iterable[str]) -> None:
+    """Refuse options that no constructor of ``cls`` has."""
+    known = {name for constructor in _constructors(cls.__mro__) for name in inspect.signature(constructor).parameters}
+    unknown = [name for name in options if name not in known]
+    if not unknown:
+        return
+    own = [name for name in inspect.signature(cls).parameters if name not in _GIVEN_BY_ALGORITHMS]
+    similar = difflib.get_close_matches(unknown[0], own, n=1)
+    advice = f"Did you mean {similar[0]!r}? " if similar else ""
+    raise ArgumentError(
+        f"{cls.__name__}() got an unexpected keyword argument {unknown[0]!r}. {advice}Its options are {', '.join(own)}."
+    )
+
+
+def _constructors(classes: Iterable[type]) -> Iterator[Callable[..., None]]:
+    return (vars(base)["__init__"] for base in classes if base is not object and "__init__" in vars(base))
+
+
+_KEYWORD_ONLY = Parameter.KEYWORD_ONLY
+_VARIABLE = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+_GIVEN_BY_ALGORITHMS = ("buffer_size", "observation_space", "action_space", "device", "n_envs")

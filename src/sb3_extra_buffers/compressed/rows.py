@@ -1,0 +1,23 @@
+"""What is kept beside observations, as it is written: checked first, so that writing cannot fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch as th
+
+
+def row_of(array: npt.NDArray[Any], values: Any) -> npt.NDArray[Any]:
+    """``values`` as a row of ``array``, in all the forms that SB3 takes, or the error that SB3 would raise."""
+    row = np.asarray(values, dtype=array.dtype)
+    if row.shape != array.shape[1:]:
+        given, row = row, np.empty(array.shape[1:], dtype=array.dtype)
+        row[...] = given
+    return row
+
+
+def on_host(values: Any) -> Any:
+    """A tensor, wherever it is, as an array; anything else as it is."""
+    return values.detach().cpu().numpy() if isinstance(values, th.Tensor) else values
