@@ -88,7 +88,7 @@ class BufferFolder:
         container.write(self.path / STATE, meta, kept)
         used = {arena.memory.path for arena in arenas}
         for arena in arenas:
-            arena.let_go()
+            arena.release_held()
         self._remove_all_but(used)
 
     def reopen(self, buffer: BaseCompressedBuffer) -> None:
