@@ -96,20 +96,21 @@ def test_constructing_it_again_opens_what_is_there(tmp_path: Path) -> None:
 
 
 def test_other_arguments_are_refused(tmp_path: Path) -> None:
+    """As soon as the buffer is used. The folder stays what it was."""
     on_disk(tmp_path).close()
     with pytest.raises(ConfigurationError, match="made with other arguments: compression_method"):
-        on_disk(tmp_path, compression_method="zstd")
+        on_disk(tmp_path, compression_method="zstd").flush()
     with pytest.raises(ConfigurationError, match="other arguments: class CompressedReplayBuffer"):
-        on_disk(tmp_path, "CompressedNStepReplayBuffer")
+        on_disk(tmp_path, "CompressedNStepReplayBuffer").flush()
     on_disk(tmp_path).close()
 
 
 def test_a_folder_belongs_to_one_buffer(tmp_path: Path) -> None:
     buffer = on_disk(tmp_path)
     with pytest.raises(ConfigurationError, match="in use by another buffer"):
-        on_disk(tmp_path)
+        on_disk(tmp_path).flush()
     buffer.close()
-    on_disk(tmp_path)
+    on_disk(tmp_path).flush()
 
 
 def test_a_closed_buffer_can_be_read_only(tmp_path: Path) -> None:

@@ -81,6 +81,10 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):  # type: ignore[mi
             if not all(isinstance(info, dict) for info in self.infos.flat):
                 raise state.error("infos", "must be dicts")
 
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
+        self._check_folder()
+        return super().sample(batch_size, env)
+
     def _get_real_samples(
         self,
         batch_indices: npt.NDArray[np.int64],

@@ -88,12 +88,12 @@ class FileMemory:
         self.path = path
         self._map: mmap.mmap | None = None
         self.data: npt.NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
-        with _open_own(path, os.O_CREAT | os.O_EXCL if create else 0) as file:
+        with open_own(path, os.O_CREAT | os.O_EXCL if create else 0) as file:
             self._map_file(file)
 
     def resize(self, size: int) -> None:
         """Make room for ``size`` bytes, keeping the contents. Not enough room on the disk is an error, here and now."""
-        with _open_own(self.path) as file:
+        with open_own(self.path) as file:
             _reserve(file, size, self.path)
             self._map_file(file)
 
@@ -185,7 +185,7 @@ def _nameless_file(folder: Path) -> Any:
     return tempfile.TemporaryFile(dir=folder if os.access(folder, os.W_OK) else None)
 
 
-def _open_own(path: Path, flags: int = 0) -> BinaryIO:
+def open_own(path: Path, flags: int = 0) -> BinaryIO:
     """Open a file of a folder that is ours to write to, if it is one: no link, no pipe, and under no other name."""
     flags |= os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     if path.is_symlink():
