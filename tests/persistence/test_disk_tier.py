@@ -26,6 +26,7 @@ from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError, SaveE
 from sb3_extra_buffers.gpu_buffers import GpuReplayBuffer
 from sb3_extra_buffers.persistence import folder as folder_module
 from sb3_extra_buffers.storage.extent_arena import ExtentArena
+from sb3_extra_buffers.storage.memory import FileMemory
 from tests.methods import METHODS
 from tests.persistence.buffers import ALL_CLASSES, IMAGES, N_ENVS, SLOTS, add, draw, goal_env, make, steps_for
 from tests.transitions import assert_same
@@ -95,20 +96,21 @@ def test_constructing_it_again_opens_what_is_there(tmp_path: Path) -> None:
 
 
 def test_other_arguments_are_refused(tmp_path: Path) -> None:
+    """As soon as the buffer is used. The folder stays what it was."""
     on_disk(tmp_path).close()
     with pytest.raises(ConfigurationError, match="made with other arguments: compression_method"):
-        on_disk(tmp_path, compression_method="zstd")
+        on_disk(tmp_path, compression_method="zstd").flush()
     with pytest.raises(ConfigurationError, match="other arguments: class CompressedReplayBuffer"):
-        on_disk(tmp_path, "CompressedNStepReplayBuffer")
+        on_disk(tmp_path, "CompressedNStepReplayBuffer").flush()
     on_disk(tmp_path).close()
 
 
 def test_a_folder_belongs_to_one_buffer(tmp_path: Path) -> None:
     buffer = on_disk(tmp_path)
     with pytest.raises(ConfigurationError, match="in use by another buffer"):
-        on_disk(tmp_path)
+        on_disk(tmp_path).flush()
     buffer.close()
-    on_disk(tmp_path)
+    on_disk(tmp_path).flush()
 
 
 def test_a_closed_buffer_can_be_read_only(tmp_path: Path) -> None:
@@ -237,10 +239,14 @@ def test_memory_stays_small_while_it_is_filled_past_its_capacity(tmp_path: Path)
     assert found["file"] < 1.4 * found["data"]
 
 
+@pytest.mark.parametrize("in_file", [True, False])
 @given(data=st.data())
-def test_bytes_that_are_held_are_not_written_to(data: st.DataObject) -> None:
-    """An arena against a model of it: blocks in the order of arrival, and those that are held."""
-    arena, blocks, held = ExtentArena(), [], []
+def test_bytes_that_are_held_are_not_written_to(
+    in_file: bool, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """An arena against a model of it: blocks in the order of arrival, and those that are held. In memory, none is."""
+    path = tmp_path_factory.mktemp("arena") / "file"
+    arena, blocks, held = ExtentArena(FileMemory(path) if in_file else None), [], []
     for _ in range(data.draw(st.integers(1, 60))):
         action = data.draw(st.sampled_from(["add", "add", "add", "free", "let go", "clear"]))
         if action == "add":
@@ -255,14 +261,14 @@ def test_bytes_that_are_held_are_not_written_to(data: st.DataObject) -> None:
             blocks.append((start, size))
         elif action == "free" and len(blocks) > 1:
             count = data.draw(st.integers(1, len(blocks) - 1))
-            held += blocks[:count]
+            held += blocks[:count] if in_file else []
             blocks = blocks[count:]
             arena.free_until(blocks[0][0])
         elif action == "let go":
-            arena.let_go()
+            arena.release_held()
             held = []
         elif action == "clear":
-            held += blocks
+            held += blocks if in_file else []
             blocks = []
             arena.clear()
         assert arena.live_bytes == sum(size for _, size in blocks)

@@ -218,16 +218,28 @@ class BaseCompressedBuffer(BaseBuffer):
             self._folder.flush(self)
 
     def close(self) -> None:
-        """Flush a buffer on disk and let go of its folder. Nothing can be added afterwards."""
+        """Flush a buffer on disk and let go of its folder. Nothing can be added afterwards.
+
+        This also happens when the buffer is garbage-collected, and when the process ends without being killed.
+        """
         if self._folder is not None and self._folder.is_open:
             self.flush()
             self._folder.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_folder", None) is not None:
+            self.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _check_folder(self) -> None:
+        """Raise an error if this is a buffer on disk whose folder cannot be read."""
+        if self._folder is not None:
+            self._folder.before_reading()
 
     def _open_folder(self, storage: str, path: str | Path | None) -> BufferFolder | None:
         if storage not in ("memory", "mmap"):

@@ -149,6 +149,10 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):
         self.ep_start[pos] = starts
         self.infos[pos : pos + 1] = infos
 
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
+        self._check_folder()
+        return super().sample(batch_size, env)
+
     def _get_real_samples(
         self,
         batch_indices: npt.NDArray[np.int64],

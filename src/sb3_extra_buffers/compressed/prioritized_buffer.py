@@ -139,6 +139,7 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         """Draw :class:`PrioritizedReplayBufferSamples`."""
+        self._check_folder()
         total = self._tree.total
         if total == 0:
             raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")

@@ -173,6 +173,7 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
         super().close()
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
+        self._check_folder()
         if self.size() == 0:
             raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
         # Not super(): DictReplayBuffer.sample() leaves out what optimize_memory_usage needs.

@@ -17,73 +17,46 @@ anything is covered by a checksum (XXH3, 128 bits): the header ends with its own
 All numbers are little-endian. The header is ``MAGIC``, the version (4 bytes), 4 zero bytes, how many times the file has
 been saved to, offset and length of the manifest (8 bytes each), its checksum (16), zeros, the header's checksum (16).
 A block takes a multiple of 64 bytes, filled up with zeros, which its checksum covers. Blocks of zeros are left out.
+Blocks of arrays that fill at least one begin at multiples of 64 KiB, so that each of them can be mapped to any page.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
-import re
-import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from sb3_extra_buffers.errors import CorruptDataError, FileFormatError, SaveError
-from sb3_extra_buffers.persistence.disk import sync, sync_directory
-from sb3_extra_buffers.storage.memory import PartOfBytes, zeros
+from sb3_extra_buffers.persistence.disk import create, sync, sync_directory
+from sb3_extra_buffers.persistence.manifest import (
+    BLOCK_BYTES,
+    DTYPES,
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    VERSION,
+    Block,
+    StoredArray,
+    read_manifest,
+)
+from sb3_extra_buffers.storage.mapping import PrivateMap, can_map
+from sb3_extra_buffers.storage.memory import Memory, NamelessMemory, PartOfBytes, PrivateMemory, zeros
 
-MAGIC = b"\x89SB3XB\r\n"
-VERSION = 1
-BLOCK_BYTES = 1 << 18
-
-_HEADER = struct.Struct("<8sIIQQQ16s56x")
-_DIGEST_BYTES = 16
-_HEADER_BYTES = _HEADER.size + _DIGEST_BYTES
 _ALIGNMENT = 64
-_MOST_ZEROS = 16 << 30
-"""Blocks of zeros cost a file nothing and its reader, up to here, only address space."""
-_MOST_REPETITIONS = 256
-_DTYPE = re.compile(r"[<|][biuf](1|2|4|8|16)")
+_PAGE = 1 << 16
+"""A multiple of the pages of every usual machine."""
 _WORTH_REWRITING = 1 << 20
 
 Bytes = npt.NDArray[np.uint8]
 Value = npt.NDArray[Any] | PartOfBytes
 Progress = Callable[[int], object]
-Result = TypeVar("Result")
-
-
-class Block(NamedTuple):
-    offset: int
-    digest: str
-
-
-class StoredArray(NamedTuple):
-    """What a manifest says of an array. A block that is ``None`` is all zeros."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    blocks: list[Block | None]
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    @property
-    def stored_bytes(self) -> int:
-        return sum(length for block, _, length in self.parts() if block is not None)
-
-    def parts(self) -> Iterator[tuple[Block | None, int, int]]:
-        """Each block with where its bytes begin in the array, and how many they are."""
-        for number, block in enumerate(self.blocks):
-            start = number * BLOCK_BYTES
-            yield block, start, min(BLOCK_BYTES, self.nbytes - start)
 
 
 class Container:
@@ -92,12 +65,12 @@ class Container:
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self.path = path
         self._file = file
-        self.generation, self.end, manifest = _read_manifest(path, file)
-        self.meta: dict[str, Any] = manifest["meta"]
-        self.arrays = _parse_arrays(path, manifest["arrays"], self.end)
+        self.generation, self.end, self.text, self.meta, self.arrays = read_manifest(path, file)
 
     @classmethod
     def open(cls, path: Path) -> Container:
+        if not path.is_file() and path.exists():  # opening a pipe could wait for ever
+            raise FileFormatError(f"{path} is not a saved buffer of this library: it is not a regular file.")
         file = path.open("rb")
         try:
             return cls(path, file)
@@ -129,19 +102,21 @@ class Container:
                 progress(length)
         return array
 
-    def map(self, name: str) -> npt.NDArray[Any] | None:
-        """An array in memory that is filled from the file as it is looked at, and whose changes stay private.
+    def map(self, name: str) -> Memory | None:
+        """The bytes of an array, read from the file when they are looked at. Changes stay private.
 
-        Its checksums are not compared. ``None`` where the array does not lie in the file in one piece.
+        Checksums are not compared. ``None`` for an array that is too small to be worth it. Where the system cannot map
+        the array as it lies in the file, it is copied to a nameless file, which can be mapped.
         """
         stored = self._stored(name)
-        if stored.nbytes < BLOCK_BYTES or None in stored.blocks:
+        if stored.nbytes < BLOCK_BYTES:
             return None
-        first, *others = [block.offset for block in stored.blocks if block is not None]
-        if any(offset != first + (i + 1) * BLOCK_BYTES for i, offset in enumerate(others)):
-            return None
-        mapped = np.memmap(self._file, stored.dtype, "c", first, stored.shape)
-        return mapped.view(np.ndarray)
+        pieces = stored.pieces()
+        if can_map(pieces) and all((piece.offset or 0) % _ALIGNMENT == 0 for piece in pieces):
+            return PrivateMemory(PrivateMap(self._file.fileno(), pieces), stored.nbytes)
+        memory = NamelessMemory(self.path.parent, stored.nbytes)
+        self.read(name, into=memory.data)
+        return memory
 
     def verify(self, progress: Progress | None = None) -> list[str]:
         """The arrays with a block that does not agree with its checksum."""
@@ -178,8 +153,8 @@ class Container:
 def write(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, Value], progress: Progress | None = None) -> int:
     """Make ``path`` a container of ``meta`` and ``arrays``, and return the bytes written.
 
-    Of a container that is there already, blocks that are needed again are kept. Whenever the process ends, what can be
-    read is what was there before or what is there afterwards, whole.
+    Of a container that is there already, blocks that are needed again and are still what was written are kept. Whenever
+    the process ends, what can be read is what was there before or what is there afterwards, whole.
     """
     path = Path(os.path.realpath(path))
     before = _usable(path)
@@ -207,16 +182,17 @@ def _write_anew(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, Value]
     # Always the same name, so that what a killed process leaves behind is replaced by the next save.
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
-        with unfinished.open("wb") as file:
-            file.write(bytes(_HEADER_BYTES))
-            header, end = _write_state(file, {}, 0, meta, arrays, progress)
+        with create(unfinished) as file:
+            file.write(bytes(HEADER_BYTES))
+            writer = _Writer(file, {}, progress)
+            header, end = _write_manifest(file, writer.write(meta, arrays), 1)
             _write_header(file, header)
         unfinished.replace(path)
         sync_directory(path.parent)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
-    return end
+    return end - writer.skipped
 
 
 def _append(
@@ -227,37 +203,26 @@ def _append(
         file.truncate(before.end)  # what a killed process may have left behind
         file.seek(before.end)
         try:
-            header, end = _write_state(file, known, before.generation, meta, arrays, progress)
+            writer = _Writer(file, known, progress)
+            manifest = writer.write(meta, arrays)
+            if manifest == before.text:
+                sync(file)  # nothing has changed, but who knows whether the last save got as far as that
+                return 0
+            header, end = _write_manifest(file, manifest, before.generation + 1)
         except BaseException:
             with contextlib.suppress(OSError):
                 file.truncate(before.end)
             raise
         _write_header(file, header)  # from here on nothing may be taken away: either header may be the one on disk
-    return end - before.end
+    return end - before.end - writer.skipped
 
 
-def _write_state(
-    file: BinaryIO,
-    known: dict[str, Block],
-    generation: int,
-    meta: Mapping[str, Any],
-    arrays: Mapping[str, Value],
-    progress: Progress | None,
-) -> tuple[bytes, int]:
-    """Write the blocks that are not known and the manifest to disk. Returns the header, and where the file ends."""
-    entries = {}
-    for name, value in arrays.items():
-        array = value.data if isinstance(value, PartOfBytes) else value
-        if not _DTYPE.fullmatch(array.dtype.str):
-            raise SaveError(f"The array {name!r} is of dtype {array.dtype}, which no file can hold.")
-        blocks = [_write_block(file, known, data, progress) for data in _cut(value)]
-        entries[name] = {"dtype": array.dtype.str, "shape": list(array.shape), "blocks": blocks}
-    manifest = json.dumps({"meta": meta, "arrays": entries}, separators=(",", ":"), allow_nan=False).encode()
+def _write_manifest(file: BinaryIO, manifest: bytes, generation: int) -> tuple[bytes, int]:
+    """Write the manifest behind the blocks, all of it to disk. Returns the header, and where the file ends."""
     offset = file.tell()
     file.write(manifest)
     sync(file)
-    digest = xxhash.xxh3_128_digest(manifest)
-    header = _HEADER.pack(MAGIC, VERSION, 0, generation + 1, offset, len(manifest), digest)
+    header = HEADER.pack(MAGIC, VERSION, 0, generation, offset, len(manifest), xxhash.xxh3_128_digest(manifest))
     return header + xxhash.xxh3_128_digest(header), offset + len(manifest)
 
 
@@ -268,6 +233,73 @@ def _write_header(file: BinaryIO, header: bytes) -> None:
     sync(file)
 
 
+class _Writer:
+    """Writes the blocks of arrays to the end of a file, except for those that are there already."""
+
+    def __init__(self, file: BinaryIO, known: dict[str, Block], progress: Progress | None) -> None:
+        self._file = file
+        self._known = known
+        self._own: set[str] = set()
+        """Of blocks that this save has written. All others may have been damaged since."""
+        self._progress = progress
+        self.skipped = 0
+        self._scratch = np.empty(BLOCK_BYTES, dtype=np.uint8)
+
+    def write(self, meta: Mapping[str, Any], arrays: Mapping[str, Value]) -> bytes:
+        """Write blocks, and return the manifest that says where they are."""
+        entries = {}
+        for name, value in arrays.items():
+            array = value.data if isinstance(value, PartOfBytes) else value
+            if not DTYPES.fullmatch(array.dtype.str):
+                raise SaveError(f"The array {name!r} is of dtype {array.dtype}, which no file can hold.")
+            alignment = _PAGE if array.nbytes >= BLOCK_BYTES else _ALIGNMENT
+            blocks = [self._write_block(data, alignment) for data in _cut(value)]
+            entries[name] = {"dtype": array.dtype.str, "shape": list(array.shape), "blocks": blocks}
+        self._align(_ALIGNMENT)
+        return json.dumps({"meta": meta, "arrays": entries}, separators=(",", ":"), allow_nan=False).encode()
+
+    def _write_block(self, data: memoryview | None, alignment: int) -> Block | None:
+        if self._progress is not None:
+            self._progress(BLOCK_BYTES if data is None else len(data))
+        if data is None:
+            return None
+        padding = bytes(-len(data) % _ALIGNMENT)
+        digest = _digest(data, padding)
+        if digest == _digest_of_zeros(len(data) + len(padding)):
+            return None
+        block = self._known.get(digest)
+        if block is None or block.offset % alignment or not self._is_intact(block, data, padding):
+            self._align(alignment)
+            block = self._known[digest] = Block(self._file.tell(), digest)
+            self._own.add(digest)
+            self._file.write(data)
+            self._file.write(padding)
+        return block
+
+    def _is_intact(self, block: Block, data: memoryview, padding: bytes) -> bool:
+        if block.digest in self._own:
+            return True
+        end = self._file.tell()
+        try:
+            self._file.seek(block.offset)
+            found = self._scratch[: len(data)]
+            n_read = self._file.readinto(found.data)  # type: ignore[attr-defined]  # a buffered reader
+            if n_read != len(data) or self._file.read(len(padding)) != padding:
+                return False
+            if not np.array_equal(found, np.frombuffer(data, dtype=np.uint8)):
+                return False
+        finally:
+            self._file.seek(end)
+        self._own.add(block.digest)
+        return True
+
+    def _align(self, alignment: int) -> None:
+        """Go on at a multiple of ``alignment``. What is skipped takes no room on most disks."""
+        at = self._file.tell()
+        self.skipped += -at % alignment
+        self._file.seek(at + -at % alignment)
+
+
 def _cut(value: Value) -> Iterator[memoryview | None]:
     """The blocks of an array; ``None`` for one that nobody will look at."""
     array = value.data if isinstance(value, PartOfBytes) else value
@@ -275,24 +307,6 @@ def _cut(value: Value) -> Iterator[memoryview | None]:
     for start in range(0, len(data), BLOCK_BYTES):
         wanted = not isinstance(value, PartOfBytes) or value.touches(start, start + BLOCK_BYTES)
         yield data[start : start + BLOCK_BYTES] if wanted else None
-
-
-def _write_block(
-    file: BinaryIO, known: dict[str, Block], data: memoryview | None, progress: Progress | None
-) -> Block | None:
-    if progress is not None:
-        progress(BLOCK_BYTES if data is None else len(data))
-    if data is None:
-        return None
-    padding = bytes(-len(data) % _ALIGNMENT)
-    digest = _digest(data, padding)
-    if digest == _digest_of_zeros(len(data) + len(padding)):
-        return None
-    if digest not in known:
-        known[digest] = Block(file.tell(), digest)
-        file.write(data)
-        file.write(padding)
-    return known[digest]
 
 
 def _digest(data: memoryview, padding: bytes) -> str:
@@ -308,72 +322,3 @@ def _digest_of_zeros(length: int) -> str:
     if length not in _zeros:
         _zeros[length] = xxhash.xxh3_128_hexdigest(bytes(length))
     return _zeros[length]
-
-
-def _read_manifest(path: Path, file: BinaryIO) -> tuple[int, int, dict[str, Any]]:
-    """How often the file was saved to, where its last manifest ends, and that manifest."""
-    header = file.read(_HEADER_BYTES)
-    if not header.startswith(MAGIC):
-        raise FileFormatError(f"{path} is not a saved buffer of this library.")
-    if len(header) < _HEADER_BYTES:
-        raise CorruptDataError(f"{path} ends after {len(header)} bytes: it is not complete.")
-    _, version, _, generation, offset, length, digest = _HEADER.unpack_from(header)
-    is_intact = xxhash.xxh3_128_digest(header[: _HEADER.size]) == header[_HEADER.size :]
-    if is_intact and version > VERSION:
-        raise FileFormatError(
-            f"{path} is of format version {version}, and this version of sb3-extra-buffers reads up to {VERSION}. "
-            "Update it: pip install --upgrade sb3-extra-buffers"
-        )
-    if not is_intact or version < 1:
-        raise CorruptDataError(f"{path} is damaged: its header does not agree with its checksum.")
-    size = os.fstat(file.fileno()).st_size
-    if offset < _HEADER_BYTES or offset + length > size:
-        raise CorruptDataError(f"{path} has {size} of {offset + length} bytes: it is not complete.")
-    file.seek(offset)
-    text = file.read(length)
-    if xxhash.xxh3_128_digest(text) != digest:
-        raise CorruptDataError(f"{path} is damaged: its manifest does not agree with its checksum.")
-    manifest = _parse(path, lambda: json.loads(text))
-    if not isinstance(manifest, dict) or not all(isinstance(manifest.get(key), dict) for key in ("meta", "arrays")):
-        raise CorruptDataError(f"{path} has no manifest with meta and arrays.")
-    return generation, offset + length, manifest
-
-
-def _parse_arrays(path: Path, entries: dict[str, Any], end: int) -> dict[str, StoredArray]:
-    arrays = _parse(path, lambda: {name: _parse_array(entry, end) for name, entry in entries.items()})
-    claimed = sum(array.nbytes for array in arrays.values())
-    if claimed > _MOST_ZEROS + _MOST_REPETITIONS * end:
-        raise CorruptDataError(f"{path} claims to hold {claimed:,} bytes, but has only {end:,}.")
-    return arrays
-
-
-def _parse_array(entry: Any, end: int) -> StoredArray:
-    dtype, shape, blocks = entry["dtype"], entry["shape"], entry["blocks"]
-    if not isinstance(dtype, str) or not _DTYPE.fullmatch(dtype):
-        raise ValueError(f"no dtype of numbers: {dtype!r}")
-    if not isinstance(shape, list) or len(shape) > 16 or not all(type(size) is int and size >= 0 for size in shape):
-        raise ValueError(f"no shape: {shape!r}")
-    if not isinstance(blocks, list):
-        raise ValueError("no list of blocks")
-    parsed = [None if block is None else _parse_block(block) for block in blocks]
-    stored = StoredArray(np.dtype(dtype), tuple(shape), parsed)
-    if len(parsed) != -(-stored.nbytes // BLOCK_BYTES):
-        raise ValueError(f"{len(parsed)} blocks for {stored.nbytes} bytes")
-    for block, _, length in stored.parts():
-        if block is not None and not _HEADER_BYTES <= block.offset <= end - length:
-            raise ValueError(f"a block at {block.offset} of {end}")
-    return stored
-
-
-def _parse_block(block: Any) -> Block:
-    offset, digest = block
-    if type(offset) is not int or not isinstance(digest, str):
-        raise ValueError(f"no block: {block!r}")
-    return Block(offset, digest)
-
-
-def _parse(path: Path, parse: Callable[[], Result]) -> Result:
-    try:
-        return parse()
-    except (ValueError, TypeError, KeyError, RecursionError, OverflowError, MemoryError) as error:
-        raise CorruptDataError(f"{path} has a manifest that makes no sense: {error}.") from error

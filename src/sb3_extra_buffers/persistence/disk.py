@@ -22,10 +22,16 @@ def sync_directory(path: Path) -> None:
             os.close(descriptor)
 
 
+def create(path: Path) -> BinaryIO:
+    """A new file, also where there is one of that name. Where that is a link, what it leads to is left alone."""
+    path.unlink(missing_ok=True)
+    return path.open("x+b")
+
+
 def replace(path: Path, content: bytes) -> None:
     """Write a small file so that at any moment the old or the new one is there, whole."""
     unfinished = path.with_name(f".{path.name}.unfinished")
-    with unfinished.open("wb") as file:
+    with create(unfinished) as file:
         file.write(content)
         sync(file)
     unfinished.replace(path)

@@ -31,6 +31,7 @@ _WORTH_A_BAR = 64 << 20
 
 def save(buffer: BaseCompressedBuffer, path: Path, progress: bool | None = None) -> int:
     """Write ``buffer`` to ``path`` and return how many bytes that took."""
+    buffer._check_folder()
     meta, arrays = describe(buffer)
     path.parent.mkdir(parents=True, exist_ok=True)
     size = sum(value.data.nbytes for value in arrays.values())
@@ -56,7 +57,9 @@ def load(
             arguments["env"] = env
         if path.is_dir():
             with as_corrupt(path):
-                return _construct(cls, {**arguments, "storage": "mmap", "path": path}, device)
+                opened = _construct(cls, {**arguments, "storage": "mmap", "path": path}, device)
+                opened._check_folder()
+                return opened
         size = sum(array.nbytes for array in file.arrays.values())
         with bar(f"loading {path.name}", size, progress) as update, as_corrupt(path):
             buffer = _construct(cls, arguments, device)

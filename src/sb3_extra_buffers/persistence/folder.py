@@ -3,6 +3,9 @@
 The folder of such a buffer holds, for each of its stores, a file with the bytes of the arena, mapped into memory, and
 ``state``, all the rest, in the format of :mod:`.container`, as of the last flush. Bytes that ``state`` refers to are
 not written to before the next flush, so that it stays true even if the process is killed.
+
+A folder belongs to one buffer of one process at a time, by a lock on its file ``lock``. A forked process has no part in
+it: it can neither add nor flush, and the lock goes with the process that took it.
 """
 
 from __future__ import annotations
@@ -10,9 +13,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import logging
 import os
 import secrets
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,14 +23,18 @@ from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
+from filelock import FileLock, Timeout
 
-from sb3_extra_buffers.errors import ConfigurationError, SaveError
+from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError, SaveError
 from sb3_extra_buffers.persistence import container
 from sb3_extra_buffers.persistence.container import Container
 from sb3_extra_buffers.persistence.description import as_corrupt, describe
+from sb3_extra_buffers.persistence.disk import sync_directory
+from sb3_extra_buffers.persistence.exit import close_at_exit, is_open_here
 from sb3_extra_buffers.persistence.state import SavedState
-from sb3_extra_buffers.storage.extent_arena import ExtentArena
-from sb3_extra_buffers.storage.memory import FileMemory, zeros_in_file
+from sb3_extra_buffers.storage.arena import Arena
+from sb3_extra_buffers.storage.extent_arena import ExtentArena, is_arena_name
+from sb3_extra_buffers.storage.memory import FileMemory, open_own, zeros_in_file
 
 if TYPE_CHECKING:
     from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
@@ -36,35 +43,58 @@ STATE = "state"
 _LOCK = "lock"
 _WORTH_A_FLUSH = 16 << 20
 
+logger = logging.getLogger("sb3_extra_buffers")
+
 
 class BufferFolder:
-    """The folder of one buffer, which no other buffer may use meanwhile."""
+    """The folder of one buffer.
+
+    SB3's ``load`` makes a buffer with the arguments of the saved model, also for those who only evaluate the model. So
+    a folder that is in use, or holds a buffer of another kind, is not an error yet. The buffer is *detached*: it is
+    empty, changes nothing in the folder, and whoever wants to use it is told why that cannot be.
+    """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        path.mkdir(parents=True, exist_ok=True)
-        # Closed when the buffer is, or when it has gone: then others may use the folder.
-        descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT)
-        self._release = weakref.finalize(self, os.close, descriptor)
-        if not _lock(descriptor):
-            self._release()
-            raise ConfigurationError(f"{path} is in use by another buffer. Close that one, or choose another path.")
+        self.path = Path(os.path.abspath(path))  # noqa: PTH100  # the program may change its directory, links stay
+        self.is_ready = False
+        """Whether all that the folder holds is in the buffer. Before that, a flush would overwrite it."""
+        self._process = os.getpid()
+        self._problem: str | None = None
+        self._closed_at: tuple[int, ...] | None = None
+        self._made: list[Path] = []
+        self._lock = FileLock(self.path / _LOCK, timeout=0, thread_local=False)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire()
+        except Timeout:
+            who = "this" if is_open_here(self.path) else "another"
+            self._detach(
+                f"{self.path} is in use by another buffer, of {who} process. Close that one and open this one again, "
+                "or choose another path."
+            )
+        except OSError as error:
+            self._detach(f"{self.path} cannot be used: {error.strerror or error}. Choose another path.")
 
     @property
     def is_open(self) -> bool:
-        return self._release.alive
+        """Whether the buffer can be changed and flushed."""
+        return self.is_ready and self._lock.is_locked and self._process == os.getpid()
 
-    def arena_maker(self, key: str) -> Callable[[], ExtentArena]:
+    def arena_maker(self, key: str) -> Callable[[], Arena]:
         """What makes an empty arena for the store of ``key``, each in a file of its own."""
+        if self._problem is not None:
+            return Arena
         return functools.partial(self._new_arena, quote(key, safe="") or "observations")
 
     def _new_arena(self, name: str) -> ExtentArena:
         # Never a name that was used before, which ``state`` may still mean.
-        return ExtentArena(FileMemory(self.path / f"{name}.{secrets.token_hex(4)}.arena"))
+        path = self.path / f"{name}.{secrets.token_hex(4)}.arena"
+        self._made.append(path)
+        return ExtentArena(FileMemory(path))
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """An array that takes no memory, either. It goes with the process: what is to stay is in ``state``."""
-        return zeros_in_file(self.path, shape, dtype)
+        return np.zeros(shape, dtype) if self._problem is not None else zeros_in_file(self.path, shape, dtype)
 
     def before_adding(self, buffer: BaseCompressedBuffer) -> None:
         """Flush if so much has died since the last time that files would grow for the sake of what is dead."""
@@ -73,6 +103,24 @@ class BufferFolder:
             if arena.held_bytes > max(_WORTH_A_FLUSH, arena.live_bytes // 8):
                 self.flush(buffer)
 
+    def before_reading(self) -> None:
+        """A closed buffer can be read until another one has changed what is in the folder."""
+        self.check_usable()
+        if self._closed_at is not None and self._closed_at != self._stamp():
+            raise ConfigurationError(
+                f"The buffer in {self.path} is closed, and what is there has changed since. Open it again with load()."
+            )
+
+    def check_usable(self) -> None:
+        """The folder is this buffer's and this process's."""
+        if self._problem is not None:
+            raise ConfigurationError(self._problem)
+        if self._process != os.getpid():
+            raise ConfigurationError(
+                f"{self.path} belongs to process {self._process}, of which this one is a fork. Use the buffer there, "
+                "or close it there and open it here with load()."
+            )
+
     def flush(self, buffer: BaseCompressedBuffer) -> None:
         """Make what is in the folder what is in ``buffer``."""
         self._check_open()
@@ -80,6 +128,7 @@ class BufferFolder:
         try:
             for arena in arenas:
                 arena.memory.flush()
+            sync_directory(self.path)  # for files that are new
         except OSError as error:
             raise SaveError(
                 f"{self.path} could not be written: {error}. The state of the last flush is there."
@@ -87,42 +136,85 @@ class BufferFolder:
         meta, arrays = describe(buffer)
         kept = {name: array for name, array in arrays.items() if not name.endswith("/arena/bytes")}
         container.write(self.path / STATE, meta, kept)
-        used = {arena.memory.path for arena in arenas}
+        # Only now does nothing on disk refer any more to what has died, or to arenas that were given up.
         for arena in arenas:
-            arena.let_go()
-        self._remove_all_but(used)
+            arena.release_held()
+        self._remove_all_but({arena.memory.path for arena in arenas})
 
     def reopen(self, buffer: BaseCompressedBuffer) -> None:
         """Give a buffer that was just made what was in the folder, if there was anything."""
-        state = self.path / STATE
-        if not state.exists():
+        if self._problem is not None:
             return
+        try:
+            differing = self._restore(buffer)
+        except BaseException as error:
+            # What was restored by half must never be flushed.
+            self._detach(f"{self.path} could not be opened: {error}")
+            raise
+        if differing:
+            buffer.pos, buffer.full = 0, False
+            self._detach(differing)
+            return
+        self._remove_all_but({arena.memory.path for arena in _arenas(buffer)})
+        self.is_ready = True
+        close_at_exit(buffer)
+
+    def _restore(self, buffer: BaseCompressedBuffer) -> str | None:
+        """Returns why the folder is not for this buffer, if so. Then nothing has changed."""
+        state = self.path / STATE
+        try:
+            open_own(state).close()
+        except FileNotFoundError:
+            return None
         with Container.open(state) as file, as_corrupt(state):
             own, _ = describe(buffer)
             differing = _differences(own, file.meta, inspect.signature(type(buffer)))
             if differing:
-                raise ConfigurationError(
+                return (
                     f"{self.path} holds a buffer that was made with other arguments: {', '.join(differing)}. "
                     f"Use {file.meta.get('class')}.load() to open it, or choose another path."
                 )
             buffer._restore(SavedState(file, file.meta["state"]))
-        self._remove_all_but({arena.memory.path for arena in _arenas(buffer)})
+        paths = [arena.memory.path for arena in _arenas(buffer)]
+        if len(set(paths)) < len(paths):
+            raise CorruptDataError(f"{state} makes no sense: several stores are in the same file.")
+        return None
 
     def close(self) -> None:
-        self._release()
+        """Let others use the folder."""
+        if self._process == os.getpid():
+            self._closed_at = self._stamp()
+            self._lock.release()
+
+    def _detach(self, problem: str) -> None:
+        logger.info("%s", problem)
+        self._problem = problem
+        for path in self._made:
+            path.unlink(missing_ok=True)
+        self._lock.release()
 
     def _check_open(self) -> None:
+        self.check_usable()
         if not self.is_open:
             raise ConfigurationError(f"The buffer in {self.path} is closed. Open it again with load().")
 
+    def _stamp(self) -> tuple[int, ...]:
+        """What changes with every flush that changes anything."""
+        try:
+            found = (self.path / STATE).stat()
+        except OSError:
+            return ()
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
     def _remove_all_but(self, used: set[Path]) -> None:
         for path in self.path.glob("*.arena"):
-            if path not in used:
+            if path not in used and is_arena_name(path.name):
                 with contextlib.suppress(OSError):
                     path.unlink()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy of a buffer has its bytes in memory.
+        self.before_reading()
         return _nothing, ()
 
 
@@ -142,16 +234,3 @@ def _differences(own: dict[str, Any], saved: dict[str, Any], signature: inspect.
     # A version that did not know an argument did what is the default now.
     defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
     return [name for name, value in own["arguments"].items() if arguments.get(name, defaults.get(name)) != value]
-
-
-def _lock(descriptor: int) -> bool:
-    """Take hold of a file until it is closed; false if somebody else has. Where the system cannot, nobody checks."""
-    if os.name != "posix":
-        return True
-    import fcntl
-
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

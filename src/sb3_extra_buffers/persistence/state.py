@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.persistence.container import Container, Progress, Value
-from sb3_extra_buffers.storage.memory import AnonymousMemory, PartOfBytes
+from sb3_extra_buffers.storage.memory import AnonymousMemory, Memory, PartOfBytes
 
 State = Mapping[str, Any]
 """Names to numbers, strings, ``None``, arrays, and further states."""
@@ -53,14 +53,15 @@ class SavedState:
         self._file = file
         self._plain = plain
         self._prefix = prefix
-        self._mmap = mmap
+        self.is_mapped = mmap
+        """Whether large arrays are to stay in the file until somebody looks at them."""
         self._progress = progress
 
     def part(self, name: str) -> SavedState:
         plain = self._plain.get(name)
         if not isinstance(plain, dict):
             raise self.error(name, "is missing")
-        return SavedState(self._file, plain, f"{self._prefix}{_escaped(name)}/", self._mmap, self._progress)
+        return SavedState(self._file, plain, f"{self._prefix}{_escaped(name)}/", self.is_mapped, self._progress)
 
     def has(self, name: str) -> bool:
         return self._plain.get(name) is not None or self._prefix + _escaped(name) in self._file.arrays
@@ -99,8 +100,11 @@ class SavedState:
     def array(self, name: str, dtype: npt.DTypeLike, shape: tuple[int | None, ...]) -> npt.NDArray[Any]:
         """An array of this dtype and shape, where ``None`` is any length."""
         path = self._checked_path(name, dtype, shape)
-        mapped = self._file.map(path) if self._mmap else None
-        return self._file.read(path, self._progress) if mapped is None else mapped
+        mapped = self._file.map(path) if self.is_mapped else None
+        if mapped is None:
+            return self._file.read(path, self._progress)
+        stored = self._file.arrays[path]
+        return mapped.data[: stored.nbytes].view(stored.dtype).reshape(stored.shape)
 
     def array_of_size(self, name: str, dtype: npt.DTypeLike, size: int) -> npt.NDArray[Any]:
         """An array of this dtype with so many elements, in any shape."""
@@ -109,13 +113,13 @@ class SavedState:
             raise self.error(name, f"must have {size} elements")
         return self.array(name, dtype, stored.shape)
 
-    def memory(self, name: str, at_least: int) -> tuple[AnonymousMemory, int]:
+    def memory(self, name: str, at_least: int) -> tuple[Memory, int]:
         """Bytes that may grow, and how many of them the file holds."""
         path = self._checked_path(name, np.uint8, (None,))
-        mapped = self._file.map(path) if self._mmap else None
-        if mapped is not None:
-            return AnonymousMemory.around(mapped), len(mapped)
         size = self._file.arrays[path].nbytes
+        mapped = self._file.map(path) if self.is_mapped else None
+        if mapped is not None:
+            return mapped, size
         memory = AnonymousMemory(max(size, at_least))
         self._file.read(path, self._progress, memory.data)
         return memory, size

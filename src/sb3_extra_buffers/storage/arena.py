@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sb3_extra_buffers.errors import CorruptDataError
-from sb3_extra_buffers.storage.memory import AnonymousMemory, FileMemory, PartOfBytes, Unpickled
+from sb3_extra_buffers.storage.memory import AnonymousMemory, Memory, PartOfBytes, Unpickled
 
 if TYPE_CHECKING:
     from sb3_extra_buffers.persistence.state import SavedState, State
@@ -35,7 +35,7 @@ class Arena:
         """Bytes beyond it were never written, and so take no memory."""
         self.wrap: int | None = None
         """Where the upper part of the live bytes ends, when the head has gone round."""
-        self._memory: AnonymousMemory | FileMemory = AnonymousMemory(_SMALLEST_STEP)
+        self._memory: Memory = AnonymousMemory(_SMALLEST_STEP)
 
     @property
     def data(self) -> npt.NDArray[np.uint8]:

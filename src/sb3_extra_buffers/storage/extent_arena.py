@@ -1,12 +1,13 @@
 """Packed bytes that never move, for memory that lies in a file.
 
 Live bytes are a list of *extents*, oldest first. New bytes go to the end of the newest extent, or where there is a
-large gap they begin another one. Bytes that die are *held*: what a file says of them elsewhere may still be true, so
-they are written to again only after :meth:`ExtentArena.let_go`.
+large gap they begin another one. Bytes that die in a buffer on disk are *held*: its ``state`` still refers to them, so
+they are written to again only after :meth:`ExtentArena.release_held`.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.storage.arena import Arena
-from sb3_extra_buffers.storage.memory import AnonymousMemory, FileMemory, PartOfBytes, Unpickled
+from sb3_extra_buffers.storage.memory import FileMemory, Memory, PartOfBytes, Unpickled
 
 if TYPE_CHECKING:
     from sb3_extra_buffers.persistence.state import SavedState, State
@@ -23,20 +24,22 @@ if TYPE_CHECKING:
 _SMALLEST_STEP = 1 << 20
 _MOST_EXTENTS = 10_000
 
+_ARENA_NAME = re.compile(r".+\.[0-9a-f]{8}\.arena", re.DOTALL)
+
 Extent = tuple[int, int]
 
 
 class ExtentArena(Arena):
     """Grows like a ring, but in place."""
 
-    def __init__(self, memory: AnonymousMemory | FileMemory | None = None) -> None:
+    def __init__(self, memory: Memory | None = None) -> None:
         super().__init__()
         self._memory = memory or self._memory
         self._live: list[Extent] = []
         self._held: list[Extent] = []
 
     @property
-    def memory(self) -> AnonymousMemory | FileMemory:
+    def memory(self) -> Memory:
         return self._memory
 
     @property
@@ -69,20 +72,27 @@ class ExtentArena(Arena):
         return larger, 0
 
     def free_until(self, start: int) -> None:
+        # Held before they are dead: if this is interrupted in between, they are just kept for longer.
         while self._live and not self._live[0][0] <= start < self._live[0][1]:
-            self._held.append(self._live.pop(0))
+            self._hold(*self._live[0])
+            del self._live[0]
         if self._live and self._live[0][0] < start:
             first, end = self._live[0]
-            self._held.append((first, start))
+            self._hold(first, start)
             self._live[0] = (start, end)
 
     def clear(self) -> None:
-        self._held += self._live
+        for extent in self._live:
+            self._hold(*extent)
         self._live = []
 
-    def let_go(self) -> None:
+    def release_held(self) -> None:
         """Nobody else refers to what has died."""
         self._held = []
+
+    def _hold(self, start: int, end: int) -> None:
+        if isinstance(self._memory, FileMemory):
+            self._held.append((start, end))
 
     def distance(self, starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         behind = np.zeros_like(starts)
@@ -117,7 +127,7 @@ class ExtentArena(Arena):
         else:
             self._memory = self._named_memory(state)
             self.limit = state.integer("limit", 0, len(self.data))
-        extents = state.value("extents")
+        extents = state.value("extents") if state.has("extents") else _extents_of_ring(state)
         if not isinstance(extents, list) or len(extents) > _MOST_EXTENTS:
             raise state.error("extents", "must be a list")
         self._live = [(_bound(extent, 0), _bound(extent, 1)) for extent in extents]
@@ -130,12 +140,13 @@ class ExtentArena(Arena):
     def _named_memory(self, state: SavedState) -> FileMemory:
         """The file beside this arena's own that a buffer on disk was in."""
         name = state.value("file")
-        if not isinstance(self._memory, FileMemory) or not isinstance(name, str) or Path(name).name != name:
+        if not isinstance(self._memory, FileMemory) or not isinstance(name, str) or not is_arena_name(name):
             raise state.error("bytes", "is missing")
         path = self._memory.path.with_name(name)
-        if not path.exists():
-            raise CorruptDataError(f"{path} is missing: the buffer is not complete.")
-        return FileMemory(path)
+        try:
+            return FileMemory(path, create=False)
+        except FileNotFoundError:
+            raise CorruptDataError(f"{path} is missing: the buffer is not complete.") from None
 
     def __getstate__(self) -> dict[str, Any]:
         end = max((end for _, end in self._live), default=0)
@@ -146,6 +157,19 @@ class ExtentArena(Arena):
         stored: Unpickled = state.pop("_memory")
         self.__dict__.update(state)
         self._memory = stored.memory
+
+
+def is_arena_name(name: str) -> bool:
+    """Whether a file of a buffer's folder may hold an arena. What a stranger's folder calls one may be anything."""
+    return bool(_ARENA_NAME.fullmatch(name)) and Path(name).name == name
+
+
+def _extents_of_ring(state: SavedState) -> list[list[int]]:
+    """The live bytes of a plain :class:`.Arena`, oldest first."""
+    head, tail = state.integer("head"), state.integer("tail")
+    if not state.has("wrap"):
+        return [[tail, head]] if head != tail else []
+    return [[tail, state.integer("wrap")], [0, head]] if head else [[tail, state.integer("wrap")]]
 
 
 def _bound(extent: Any, which: int) -> int:

@@ -261,8 +261,9 @@ class FrameStore:
             self.references = zeros(self.starts.shape, np.dtype(np.uint32))
         self.newest.restore(state.part("newest"), self.codec.frame.nbytes)
         arena = state.part("arena")
-        if arena.has("extents") and not isinstance(self.arena, ExtentArena):
-            self.arena = ExtentArena()
+        # Of bytes that lie in a file, those that are moved would come into memory: there, nothing is moved.
+        if arena.has("extents") or (arena.is_mapped and type(self.arena) is Arena):
+            self.arena = self.arena if isinstance(self.arena, ExtentArena) else ExtentArena()
         self.arena.restore(arena)
         self.codec.restore(state.part("codec"))
         group, waiting = self.codec.frames_per_record, self.heads - self.encoded

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import stat
 import sys
 import tempfile
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,7 +16,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from sb3_extra_buffers.errors import SaveError
+from sb3_extra_buffers.errors import CorruptDataError, SaveError
+from sb3_extra_buffers.storage.mapping import PrivateMap
 
 _PIECE = 1 << 15
 """Of a pickle, which keeps a thousand of them at a time."""
@@ -24,49 +27,73 @@ class AnonymousMemory:
     """Bytes from the operating system. Pages that were never written take no physical memory."""
 
     def __init__(self, size: int) -> None:
-        self._map: mmap.mmap | None = _map_private(size)
+        self._map = _map_private(size)
         self.data: npt.NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
-
-    @classmethod
-    def around(cls, data: npt.NDArray[np.uint8]) -> AnonymousMemory:
-        """Bytes from elsewhere, such as a mapped file, until they have to grow."""
-        memory = cls.__new__(cls)
-        memory._map = None
-        memory.data = data
-        return memory
 
     def resize(self, size: int) -> None:
         """Make room for ``size`` bytes, keeping the contents."""
-        if sys.platform == "linux" and self._map is not None:
+        if sys.platform == "linux":
             # The kernel moves page tables, not bytes. It refuses while somebody else looks at the memory
             # (a second thread that samples), and then the bytes are copied like everywhere else.
-            self.data = np.empty(0, dtype=np.uint8)
             try:
+                self.data = np.empty(0, dtype=np.uint8)
                 self._map.resize(size)
                 return
             except BufferError:
                 pass
             finally:
                 self.data = np.frombuffer(self._map, dtype=np.uint8)
-        old, self._map = self.data, _map_private(size)
-        self.data = np.frombuffer(self._map, dtype=np.uint8)
-        kept = min(size, len(old))
-        self.data[:kept] = old[:kept]
+        larger = _map_private(size)
+        data = np.frombuffer(larger, dtype=np.uint8)
+        kept = min(size, len(self.data))
+        data[:kept] = self.data[:kept]
+        self._map, self.data = larger, data
+
+
+class PrivateMemory:
+    """Bytes of a saved file. What is written over them takes memory, the others stay in the file."""
+
+    def __init__(self, mapped: PrivateMap, size: int) -> None:
+        self._mapped = mapped
+        self.data: npt.NDArray[np.uint8] = mapped.view(size)
+
+    def resize(self, size: int) -> None:
+        """Make room for ``size`` bytes, keeping the contents, and in the file what is there."""
+        self.data = self._mapped.view(size)
+
+
+class NamelessMemory:
+    """Bytes of a file that nobody else can open, and that goes with the process."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self._folder = folder
+        self._file = _nameless_file(folder)
+        weakref.finalize(self, self._file.close)
+        self.data: npt.NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
+        self.resize(size)
+
+    def resize(self, size: int) -> None:
+        """Make room for ``size`` bytes, keeping the contents."""
+        _reserve(self._file, max(size, 1), self._folder)
+        self.data = np.frombuffer(mmap.mmap(self._file.fileno(), 0), dtype=np.uint8)
 
 
 class FileMemory:
-    """Bytes of a file, mapped. The system may drop them from physical memory, and read them again when needed."""
+    """Bytes of a file, mapped. The system may drop them from physical memory, and read them again when needed.
 
-    def __init__(self, path: Path) -> None:
+    A folder with such files may come from a stranger, so nothing is written through links that lead out of it.
+    """
+
+    def __init__(self, path: Path, create: bool = True) -> None:
         self.path = path
         self._map: mmap.mmap | None = None
         self.data: npt.NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
-        with path.open("a+b") as file:
+        with open_own(path, os.O_CREAT | os.O_EXCL if create else 0) as file:
             self._map_file(file)
 
     def resize(self, size: int) -> None:
         """Make room for ``size`` bytes, keeping the contents. Not enough room on the disk is an error, here and now."""
-        with self.path.open("r+b") as file:
+        with open_own(self.path) as file:
             _reserve(file, size, self.path)
             self._map_file(file)
 
@@ -80,6 +107,9 @@ class FileMemory:
         if os.fstat(file.fileno()).st_size:
             self._map = mmap.mmap(file.fileno(), 0)
             self.data = np.frombuffer(self._map, dtype=np.uint8)
+
+
+Memory = AnonymousMemory | PrivateMemory | NamelessMemory | FileMemory
 
 
 class PartOfBytes:
@@ -145,10 +175,35 @@ def zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 def zeros_in_file(folder: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """The same in a file without a name, so that the system can drop it from physical memory."""
-    with tempfile.TemporaryFile(dir=folder) as file:
+    with _nameless_file(folder) as file:
         _reserve(file, max(math.prod(shape) * dtype.itemsize, 1), folder)
         mapped = mmap.mmap(file.fileno(), 0)
     return np.frombuffer(mapped, dtype=dtype, count=math.prod(shape)).reshape(shape)
+
+
+def _nameless_file(folder: Path) -> Any:
+    return tempfile.TemporaryFile(dir=folder if os.access(folder, os.W_OK) else None)
+
+
+def open_own(path: Path, flags: int = 0) -> BinaryIO:
+    """Open a file of a folder that is ours to write to, if it is one: no link, no pipe, and under no other name."""
+    flags |= os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    if path.is_symlink():
+        raise CorruptDataError(f"{path} is a symbolic link: the buffer would write outside its folder.")
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise CorruptDataError(f"{path} is not a regular file: the buffer cannot write to it.")
+        if found.st_nlink > 1:
+            raise CorruptDataError(
+                f"{path} is a hard link: the buffer would change the same file under another name as well. "
+                "Copy the folder, so that it has files of its own."
+            )
+        return os.fdopen(descriptor, "r+b")
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def _reserve(file: Any, size: int, path: Path) -> None:

@@ -1,0 +1,150 @@
+"""What a container says about itself, read and checked. The format is described in :mod:`.container`."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, TypeVar
+
+import numpy as np
+import xxhash
+
+from sb3_extra_buffers.errors import CorruptDataError, FileFormatError
+from sb3_extra_buffers.storage.mapping import Piece
+
+MAGIC = b"\x89SB3XB\r\n"
+VERSION = 1
+BLOCK_BYTES = 1 << 18
+
+HEADER = struct.Struct("<8sIIQQQ16s56x")
+_DIGEST_BYTES = 16
+HEADER_BYTES = HEADER.size + _DIGEST_BYTES
+DTYPES = re.compile(r"[<|][biuf](1|2|4|8|16)")
+_MOST_ZEROS = 16 << 30
+"""Blocks of zeros cost a file nothing and its reader, up to here, only address space."""
+_MOST_REPETITIONS = 256
+
+Result = TypeVar("Result")
+
+
+class Block(NamedTuple):
+    offset: int
+    digest: str
+
+
+class StoredArray(NamedTuple):
+    """What a manifest says of an array. A block that is ``None`` is all zeros."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    blocks: list[Block | None]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(length for block, _, length in self.parts() if block is not None)
+
+    def parts(self) -> Iterator[tuple[Block | None, int, int]]:
+        """Each block with where its bytes begin in the array, and how many they are."""
+        for number, block in enumerate(self.blocks):
+            start = number * BLOCK_BYTES
+            yield block, start, min(BLOCK_BYTES, self.nbytes - start)
+
+    def pieces(self) -> list[Piece]:
+        """The array as pieces of the file, neighbours joined."""
+        joined: list[Piece] = []
+        for block, start, length in self.parts():
+            offset = None if block is None else block.offset
+            if joined and offset == (None if joined[-1].offset is None else joined[-1].offset + joined[-1].length):
+                length, start, offset = joined[-1].length + length, joined[-1].start, joined[-1].offset
+                joined.pop()
+            joined.append(Piece(start, length, offset))
+        return joined
+
+
+class Manifest(NamedTuple):
+    generation: int
+    """How often the file was saved to."""
+    end: int
+    """Where the manifest, and so what means anything, ends."""
+    text: bytes
+    meta: dict[str, Any]
+    arrays: dict[str, StoredArray]
+
+
+def read_manifest(path: Path, file: BinaryIO) -> Manifest:
+    """The newest manifest of a file, in order."""
+    header = file.read(HEADER_BYTES)
+    if not header.startswith(MAGIC):
+        raise FileFormatError(f"{path} is not a saved buffer of this library.")
+    if len(header) < HEADER_BYTES:
+        raise CorruptDataError(f"{path} ends after {len(header)} bytes: it is not complete.")
+    _, version, _, generation, offset, length, digest = HEADER.unpack_from(header)
+    is_intact = xxhash.xxh3_128_digest(header[: HEADER.size]) == header[HEADER.size :]
+    if is_intact and version > VERSION:
+        raise FileFormatError(
+            f"{path} is of format version {version}, and this version of sb3-extra-buffers reads up to {VERSION}. "
+            "Update it: pip install --upgrade sb3-extra-buffers"
+        )
+    if not is_intact or version < 1:
+        raise CorruptDataError(f"{path} is damaged: its header does not agree with its checksum.")
+    size = os.fstat(file.fileno()).st_size
+    if offset < HEADER_BYTES or offset + length > size:
+        raise CorruptDataError(f"{path} has {size} of {offset + length} bytes: it is not complete.")
+    file.seek(offset)
+    text = file.read(length)
+    if xxhash.xxh3_128_digest(text) != digest:
+        raise CorruptDataError(f"{path} is damaged: its manifest does not agree with its checksum.")
+    manifest = _parse(path, lambda: json.loads(text))
+    if not isinstance(manifest, dict) or not all(isinstance(manifest.get(key), dict) for key in ("meta", "arrays")):
+        raise CorruptDataError(f"{path} has no manifest with meta and arrays.")
+    end = offset + length
+    return Manifest(generation, end, text, manifest["meta"], _parse_arrays(path, manifest["arrays"], end))
+
+
+def _parse_arrays(path: Path, entries: dict[str, Any], end: int) -> dict[str, StoredArray]:
+    arrays = _parse(path, lambda: {name: _parse_array(entry, end) for name, entry in entries.items()})
+    claimed = sum(array.nbytes for array in arrays.values())
+    if claimed > _MOST_ZEROS + _MOST_REPETITIONS * end:
+        raise CorruptDataError(f"{path} claims to hold {claimed:,} bytes, but has only {end:,}.")
+    return arrays
+
+
+def _parse_array(entry: Any, end: int) -> StoredArray:
+    dtype, shape, blocks = entry["dtype"], entry["shape"], entry["blocks"]
+    if not isinstance(dtype, str) or not DTYPES.fullmatch(dtype):
+        raise ValueError(f"no dtype of numbers: {dtype!r}")
+    if not isinstance(shape, list) or len(shape) > 16 or not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"no shape: {shape!r}")
+    if not isinstance(blocks, list):
+        raise ValueError("no list of blocks")
+    parsed = [None if block is None else _parse_block(block) for block in blocks]
+    stored = StoredArray(np.dtype(dtype), tuple(shape), parsed)
+    if len(parsed) != -(-stored.nbytes // BLOCK_BYTES):
+        raise ValueError(f"{len(parsed)} blocks for {stored.nbytes} bytes")
+    for block, _, length in stored.parts():
+        if block is not None and not HEADER_BYTES <= block.offset <= end - length:
+            raise ValueError(f"a block at {block.offset} of {end}")
+    return stored
+
+
+def _parse_block(block: Any) -> Block:
+    offset, digest = block
+    if type(offset) is not int or not isinstance(digest, str):
+        raise ValueError(f"no block: {block!r}")
+    return Block(offset, digest)
+
+
+def _parse(path: Path, parse: Callable[[], Result]) -> Result:
+    try:
+        return parse()
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError, MemoryError) as error:
+        raise CorruptDataError(f"{path} has a manifest that makes no sense: {error}.") from error
