@@ -130,6 +130,10 @@ class BaseCompressedBuffer(BaseBuffer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         device = state.get("device")  # of a buffer that was pickled when this was an attribute
         self.__dict__.update({name: value for name, value in state.items() if name != "device"})
+        if "_lock" not in state:  # nor was there a lock
+            self._lock = BufferLock()
+            for store in self._stores.values():
+                store.lock = self._lock
         if device is not None:
             self.device = device
 
@@ -189,7 +193,8 @@ class BaseCompressedBuffer(BaseBuffer):
 
         :param progress: Show a progress bar. By default for large buffers, where a person is watching.
         """
-        files.save(self, Path(path), progress)
+        with self._lock.held:
+            files.save(self, Path(path), progress)
 
     @classmethod
     def load(
@@ -215,7 +220,8 @@ class BaseCompressedBuffer(BaseBuffer):
         Buffers in memory have nothing to do.
         """
         if self._folder is not None:
-            self._folder.flush(self)
+            with self._lock.held:
+                self._folder.flush(self)
 
     def close(self) -> None:
         """Flush a buffer on disk and let go of its folder. Nothing can be added afterwards.

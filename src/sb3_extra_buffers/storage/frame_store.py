@@ -281,6 +281,12 @@ class FrameStore:
         if not self._recount_uses():
             raise state.error("references", "lead to reference frames or dictionaries that are not there")
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if "base" not in state:  # a pickle of an earlier version
+            self.base = np.zeros_like(self.heads)
+            self._most_waiting = int((self.heads - self.encoded).max())
+
     def _waiting_places(self) -> tuple[Indices, Indices]:
         """Lanes and places in their rings of all frames that wait."""
         lanes, numbers = numbers_from(self.encoded, self.heads - self.encoded)

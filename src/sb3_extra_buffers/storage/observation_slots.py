@@ -397,6 +397,15 @@ class ObservationSlots:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_make_arena": Arena, "_make_zeros": np.zeros}  # a copy is in memory
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # A pickle of an earlier version has other names for some attributes, and lacks others.
+        renamed = {"_recipe": "recipe", "_slots_used": "slots_used"}
+        self.__dict__.update({renamed.get(name, name): value for name, value in state.items()})
+        missing = {"digests": None, "_earlier": [], "_has_elements": True, "_reconsider_at": None, "_forgotten": []}
+        self.__dict__.update({name: value for name, value in missing.items() if name not in self.__dict__})
+        if "lock" not in self.__dict__:
+            self.lock = BufferLock()
+
 
 def _recipe_state(recipe: CodecRecipe) -> dict[str, Any]:
     return {"method": str(recipe.method), "options": encode(recipe.options, "compression_kwargs")}
