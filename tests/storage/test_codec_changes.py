@@ -1,0 +1,148 @@
+"""When ``auto`` changes the codec, what is stored stays where it is, exact, until it is overwritten."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from sb3_extra_buffers.codecs.registry import parse_method
+from sb3_extra_buffers.compressed import CompressedReplayBuffer
+from sb3_extra_buffers.storage import observation_store
+from sb3_extra_buffers.storage.config import CodecRecipe
+from sb3_extra_buffers.storage.observation_store import ObservationStore
+from tests.methods import installed
+
+SPACE = spaces.Box(0, 255, (2, 16, 16), np.uint8)
+SLOTS, N_ENVS = 150, 3
+RECIPES = [CodecRecipe(parse_method(method)) for method in installed("delta", "gzip1", "zstd-dict/3", "none")]
+
+
+class Game:
+    """A buffer and all that was added to it."""
+
+    def __init__(self, space: spaces.Box = SPACE) -> None:
+        self.rng = np.random.default_rng(0)
+        self.buffer = CompressedReplayBuffer(SLOTS * N_ENVS, space, spaces.Discrete(2), "cpu", N_ENVS, frame_stack=2)
+        self.now = self.rng.integers(0, 256, (N_ENVS, *space.shape), dtype=np.uint8)
+        self.observations = np.zeros((SLOTS, N_ENVS, *space.shape), np.uint8)
+        self.successors = self.observations.copy()
+
+    @property
+    def store(self) -> ObservationStore:
+        return self.buffer._stores[""]
+
+    def add(self, n: int) -> None:
+        for _ in range(n):
+            following = np.concatenate([self.now[:, 1:], self.now[:, 1:]], axis=1)
+            following[:, 1, self.rng.integers(16), :16] = self.rng.integers(0, 256, 16)
+            slot = self.buffer.pos
+            self.observations[slot], self.successors[slot] = self.now, following
+            zeros = np.zeros(N_ENVS)
+            self.buffer.add(self.now, following, zeros, zeros, zeros, [{}] * N_ENVS)
+            self.now = following
+
+    def check(self, buffer: CompressedReplayBuffer | None = None) -> None:
+        buffer = buffer or self.buffer
+        buffer.check()
+        np.testing.assert_array_equal(np.asarray(buffer.observations), self.observations)
+        np.testing.assert_array_equal(np.asarray(buffer.next_observations), self.successors)
+
+
+def test_observations_of_all_codecs_are_exact_and_those_overwritten_are_released() -> None:
+    game = Game()
+    game.add(60)
+    most = 0
+    for number in range(24):
+        game.store.change_codec(RECIPES[number % len(RECIPES)])
+        game.check()
+        game.add(37)
+        game.store.release_earlier()
+        game.check()
+        most = max(most, len(game.store.frame_stores))
+    assert most == 5  # of 150 slots, 37 for each codec
+    game.add(SLOTS + 1)
+    game.store.release_earlier()
+    assert len(game.store.frame_stores) == 1
+    game.check()
+
+
+def test_they_survive_saving_and_pickling(tmp_path: Path) -> None:
+    game = Game()
+    game.add(60)
+    for recipe in RECIPES:
+        game.store.change_codec(recipe)
+        game.add(25)
+        game.buffer.save(tmp_path / "buffer")
+        for again in (
+            CompressedReplayBuffer.load(tmp_path / "buffer", "cpu"),
+            CompressedReplayBuffer.load(tmp_path / "buffer", "cpu", mmap=True),
+            pickle.loads(pickle.dumps(game.buffer)),
+            copy.deepcopy(game.buffer),
+        ):
+            assert len(again._stores[""].frame_stores) == len(game.store.frame_stores)
+            game.check(again)
+    game.buffer = CompressedReplayBuffer.load(tmp_path / "buffer", "cpu")
+    game.add(400)
+    game.check()
+
+
+def test_a_buffer_on_disk_is_opened_with_all_its_codecs(tmp_path: Path) -> None:
+    game = Game()
+    arguments = (SLOTS * N_ENVS, SPACE, spaces.Discrete(2), "cpu", N_ENVS)
+    game.buffer = CompressedReplayBuffer(*arguments, frame_stack=2, storage="mmap", path=tmp_path)
+    game.add(60)
+    for number in range(9):
+        game.store.change_codec(RECIPES[number % len(RECIPES)])
+        game.add(30)
+        game.buffer.close()
+        game.buffer = CompressedReplayBuffer(*arguments, frame_stack=2, storage="mmap", path=tmp_path)
+        game.check()
+    n_codecs = len(game.store.frame_stores)
+    game.buffer.close()
+    assert len(list(tmp_path.glob("*.arena"))) == n_codecs
+
+
+def test_a_reset_forgets_all_of_them() -> None:
+    game = Game()
+    for recipe in RECIPES:
+        game.store.change_codec(recipe)
+        game.add(20)
+    game.store.clear()
+    assert len(game.store.frame_stores) == 1
+    game.buffer.check()
+    assert not np.asarray(game.buffer.observations).any()
+
+
+def test_changing_the_codec_of_a_full_buffer_takes_no_longer_than_other_steps() -> None:
+    """It used to store everything anew, inside one call of add()."""
+    game = Game()
+    game.add(SLOTS + 10)
+    seconds = []
+    for number in range(6):
+        began = time.perf_counter()
+        game.store.change_codec(RECIPES[number % len(RECIPES)])
+        seconds.append(time.perf_counter() - began)
+        game.add(30)
+        game.store.release_earlier()
+    assert min(seconds) < 0.005
+
+
+def test_auto_changes_to_another_codec_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observation_store, "REVIEW_STEPS", 40)
+    game, used = Game(spaces.Box(0, 255, (2, 32, 32), np.uint8)), set()
+    for _ in range(4):
+        game.add(260)
+        used.add(game.store.codec.name)
+        game.check()
+        for _ in range(260):  # noise, which nothing compresses
+            game.now = game.rng.integers(0, 256, game.now.shape, dtype=np.uint8)
+            game.add(1)
+        used.add(game.store.codec.name)
+        game.check()
+    assert len(used) > 1
