@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABCMeta
 from collections.abc import Mapping
 from pathlib import Path
@@ -183,7 +184,8 @@ class BaseCompressedBuffer(BaseBuffer, metaclass=_Reopening):
             self._folder.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_folder", None) is not None:
+        # While the interpreter is taken apart it is too late, but before that all buffers are closed.
+        if getattr(self, "_folder", None) is not None and not sys.is_finalizing():
             self.close()
 
     def __enter__(self) -> Self:
