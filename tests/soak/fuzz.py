@@ -112,7 +112,7 @@ def _change_value(meta: dict[str, Any], arrays: dict[str, np.ndarray], chosen: r
     if type(old) is int and chosen.random() < 0.7:
         new: Any = old + chosen.choice([-1, 1, 7, -7, 1000]) if chosen.random() < 0.5 else chosen.choice(_ODD_NUMBERS)
     else:
-        new = chosen.choice(_ODD_VALUES)
+        new = copy.deepcopy(chosen.choice(_ODD_VALUES))
     node[way[-1]] = new
     return f"{'/'.join(map(str, way))}: {old!r:.40} -> {new!r}"
 

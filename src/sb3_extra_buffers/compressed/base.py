@@ -19,6 +19,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.persistence import files
+from sb3_extra_buffers.persistence.exit import close_unattended
 from sb3_extra_buffers.persistence.folder import BufferFolder
 from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.config import FrameStack, StorageConfig
@@ -186,7 +187,7 @@ class BaseCompressedBuffer(BaseBuffer, metaclass=_Reopening):
     def __del__(self) -> None:
         # While the interpreter is taken apart it is too late, but before that all buffers are closed.
         if getattr(self, "_folder", None) is not None and not sys.is_finalizing():
-            self.close()
+            close_unattended(self)
 
     def __enter__(self) -> Self:
         return self
