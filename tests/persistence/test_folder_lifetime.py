@@ -7,6 +7,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from sb3_extra_buffers.compressed import CompressedReplayBuffer
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
-from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError, ExtraBuffersError
+from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError, ExtraBuffersError, SaveError
 from sb3_extra_buffers.persistence.container import Container, write
 from sb3_extra_buffers.training_utils.checkpoints import CheckpointBufferCallback
 from tests.persistence.buffers import add, draw, make, steps_for
@@ -106,6 +107,16 @@ def test_a_buffer_that_nobody_has_any_more_is_flushed(tmp_path: Path) -> None:
     del buffer
     gc.collect()
     assert_same(draw(CompressedReplayBuffer.load(tmp_path, "cpu"), 0), batch)
+
+
+def test_a_buffer_whose_folder_was_removed_goes_without_an_error(tmp_path: Path) -> None:
+    buffer = filled(tmp_path / "folder")
+    shutil.rmtree(tmp_path / "folder")
+    with pytest.raises(SaveError, match="could not be written"):
+        buffer.close()
+    del buffer
+    gc.collect()
+    assert not (tmp_path / "folder").exists()
 
 
 @needs_fork

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -19,6 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_extra_buffers.compressed.arguments import check_options, signature_of
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
 from sb3_extra_buffers.persistence import files
+from sb3_extra_buffers.persistence.exit import close_unattended
 from sb3_extra_buffers.persistence.folder import BufferFolder
 from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.config import FrameStack, StorageConfig
@@ -233,8 +235,9 @@ class BaseCompressedBuffer(BaseBuffer):
             self._folder.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_folder", None) is not None:
-            self.close()
+        # While the interpreter is taken apart it is too late, but before that all buffers are closed.
+        if getattr(self, "_folder", None) is not None and not sys.is_finalizing():
+            close_unattended(self)
 
     def __enter__(self) -> Self:
         return self

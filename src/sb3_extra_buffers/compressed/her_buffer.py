@@ -105,6 +105,7 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):
 
     def _restore(self, state: SavedState) -> None:
         super()._restore(state)
+        self._check_episodes(state)
         if self.copy_info_dict:
             infos = decode(json.loads(state.array("infos", np.uint8, (None,)).tobytes()))
             self.infos[:] = np.array(infos, dtype=object).reshape(self.infos.shape)
@@ -148,6 +149,16 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):
                 self.ep_length[np.arange(pos, start + length) % self.buffer_size, env_index] = length
         self.ep_start[pos] = starts
         self.infos[pos : pos + 1] = infos
+
+    def _check_episodes(self, state: SavedState) -> None:
+        """Every transition of an episode lies within it, and it within the buffer. Goals are drawn from there."""
+        slots = np.arange(self.buffer_size)[:, None]
+        within = (slots - self.ep_start) % self.buffer_size < self.ep_length
+        in_buffer = (self.ep_start >= 0) & (self.ep_start < self.buffer_size) & (self.ep_length <= self.buffer_size)
+        if not np.where(self.ep_length == 0, True, within & in_buffer).all() or (self.ep_length < 0).any():
+            raise state.error("fields/ep_start", "does not agree with the lengths of episodes")
+        if not ((self._current_ep_start >= 0) & (self._current_ep_start < self.buffer_size)).all():
+            raise state.error("fields/_current_ep_start", "is not in the buffer")
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         self._check_folder()

@@ -147,10 +147,12 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
         return {**super()._state(), "generator_ready": self.generator_ready}
 
     def _restore(self, state: SavedState) -> None:
+        self.generator_ready = state.boolean("generator_ready")
         super()._restore(state)
         self.observations = self._column(0)
-        self.generator_ready = state.boolean("generator_ready")
         if self.generator_ready:
+            if not self.full:
+                raise state.error("generator_ready", "but the rollout is not complete")
             # As SB3 leaves it when batches have been taken from it.
             arrays: Any = self.observations
             if isinstance(arrays, dict):
@@ -159,9 +161,11 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
                 self.observations = self.swap_and_flatten(arrays)
 
     def _restore_field(self, name: str, fields: SavedState) -> None:
-        # Flattened, once batches have been taken from it.
         fresh = getattr(self, name)
-        setattr(self, name, fields.array_of_size(name, fresh.dtype, fresh.size))
+        if self.generator_ready:  # flattened, where batches have been taken from it
+            setattr(self, name, fields.array_of_size(name, fresh.dtype, fresh.size))
+        else:
+            setattr(self, name, fields.array(name, fresh.dtype, fresh.shape))
 
 
 class CompressedDictRolloutBuffer(CompressedRolloutBuffer, DictRolloutBuffer):

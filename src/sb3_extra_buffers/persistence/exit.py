@@ -30,6 +30,17 @@ def close_at_exit(buffer: BaseCompressedBuffer) -> None:
     _prepared_in = os.getpid()
 
 
+def close_unattended(buffer: BaseCompressedBuffer) -> None:
+    """Close a buffer that its user has not closed, unless the user has removed its folder instead."""
+    folder = buffer._folder
+    if folder is None or not folder.is_open:
+        return
+    if folder.path.is_dir():
+        buffer.close()
+    else:
+        folder.close()
+
+
 def is_open_here(path: Path) -> bool:
     """Whether a buffer of this process has this folder."""
     folders = (buffer._folder for buffer in list(_opened))
@@ -48,7 +59,7 @@ def _close_all() -> None:
     first_error = None
     for buffer in list(_opened):
         try:
-            buffer.close()
+            close_unattended(buffer)
         except Exception as error:
             first_error = first_error or error
     if first_error is not None:

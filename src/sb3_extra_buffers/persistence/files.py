@@ -77,7 +77,11 @@ def bar(what: str, size: int, show: bool | None) -> Iterator[Progress]:
     """A progress bar; where ``show`` is ``None``, for what is large and if somebody is watching."""
     if show is None:
         show = size >= _WORTH_A_BAR and sys.stderr.isatty()
-    with tqdm(total=size, desc=what, unit="B", unit_scale=True, disable=not show, leave=False) as shown:
+    if not show:
+        # Not a bar that is disabled: tqdm has a lock that all forks share, and a process that is killed keeps it.
+        yield lambda count: None
+        return
+    with tqdm(total=size, desc=what, unit="B", unit_scale=True, leave=False) as shown:
         yield shown.update
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,11 @@ import numpy.typing as npt
 from sb3_extra_buffers.codecs.base import Codec, FrameSpec
 from sb3_extra_buffers.codecs.registry import Method, create_codec, parse_method
 from sb3_extra_buffers.errors import ConfigurationError
+from sb3_extra_buffers.persistence.plain import decode, encode
 from sb3_extra_buffers.storage.stacking import MAX_STACK
+
+if TYPE_CHECKING:
+    from sb3_extra_buffers.persistence.state import SavedState, State
 
 FrameStack = int | Literal["auto"] | None
 
@@ -27,6 +31,15 @@ class CodecRecipe:
 
     def build(self, frame: FrameSpec) -> Codec:
         return create_codec(self.method, frame, **self.options)
+
+    def state(self) -> State:
+        """For :mod:`sb3_extra_buffers.persistence`."""
+        return {"method": str(self.method), "options": encode(self.options, "compression_kwargs")}
+
+    @classmethod
+    def restored(cls, state: SavedState) -> CodecRecipe:
+        """What :meth:`state` gave."""
+        return cls(parse_method(state.value("method")), decode(state.value("options")))
 
     def without(self, option: str) -> CodecRecipe:
         return CodecRecipe(self.method, {name: value for name, value in self.options.items() if name != option})

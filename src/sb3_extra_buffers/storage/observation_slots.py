@@ -11,9 +11,7 @@ import numpy.typing as npt
 import torch as th
 
 from sb3_extra_buffers.codecs.base import Codec, Indices
-from sb3_extra_buffers.codecs.registry import parse_method
 from sb3_extra_buffers.errors import CorruptDataError, ObservationError
-from sb3_extra_buffers.persistence.plain import decode, encode
 from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.checks import check_observations
 from sb3_extra_buffers.storage.config import CodecRecipe, saturate
@@ -289,14 +287,13 @@ class ObservationSlots:
         """For :mod:`sb3_extra_buffers.persistence`."""
         return {
             "layout": {"stack": self.layout.stack, "axis": self.layout.axis},
-            **_recipe_state(self.recipe),
+            **self.recipe.state(),
             "compact_at": self._compact_at,
             "ends": {str(column): ends for column, ends in enumerate(self.ends)},
             "digests": {str(i): digests for i, digests in enumerate(self.digests.columns if self.digests else [])},
             "frames": self.frames.state(),
             "earlier": {
-                str(i): {**_recipe_state(recipe), "frames": frames.state()}
-                for i, (recipe, frames) in enumerate(self._earlier)
+                str(i): {**recipe.state(), "frames": frames.state()} for i, (recipe, frames) in enumerate(self._earlier)
             },
         }
 
@@ -307,10 +304,10 @@ class ObservationSlots:
         parts = state.part("earlier").parts() if state.has("earlier") else []
         self._earlier = []
         for part in parts:
-            self.use(layout, _restored_recipe(part))
+            self.use(layout, CodecRecipe.restored(part))
             self.frames.restore(part.part("frames"))
             self._earlier.append(EarlierCodec(self.recipe, self.frames))
-        self.use(layout, _restored_recipe(state))
+        self.use(layout, CodecRecipe.restored(state))
         self.frames.restore(state.part("frames"))
         self._restore_columns(state.part("ends"), self.ends)
         self.slots_used = self.n_slots
@@ -401,15 +398,13 @@ class ObservationSlots:
         # A pickle of an earlier version has other names for some attributes, and lacks others.
         renamed = {"_recipe": "recipe", "_slots_used": "slots_used"}
         self.__dict__.update({renamed.get(name, name): value for name, value in state.items()})
-        missing = {"digests": None, "_earlier": [], "_has_elements": True, "_reconsider_at": None, "_forgotten": []}
+        missing: dict[str, Any] = {
+            "digests": None,
+            "_earlier": [],
+            "_has_elements": True,
+            "_reconsider_at": None,
+            "_forgotten": [],
+        }
         self.__dict__.update({name: value for name, value in missing.items() if name not in self.__dict__})
         if "lock" not in self.__dict__:
             self.lock = BufferLock()
-
-
-def _recipe_state(recipe: CodecRecipe) -> dict[str, Any]:
-    return {"method": str(recipe.method), "options": encode(recipe.options, "compression_kwargs")}
-
-
-def _restored_recipe(state: SavedState) -> CodecRecipe:
-    return CodecRecipe(parse_method(state.value("method")), decode(state.value("options")))
