@@ -23,7 +23,7 @@ COMMANDS = {
     "verify": ("--env", "CartPole-v1", "--steps", 40),
     "methods": (),
     "inspect": ("buffer",),
-    "demo": ("--env", "PongNoFrameskip-v4", "--steps", 60, "--buffer-size", 100),
+    "demo": ("--env", "PongNoFrameskip-v4", "--steps", 24, "--buffer-size", 100),
 }
 
 
