@@ -14,25 +14,34 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-def blocks(page: Path) -> str:
-    return "\n".join(BLOCK.findall(page.read_text()))
+def blocks(page: Path) -> list[str]:
+    return BLOCK.findall(page.read_text())
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
-def test_code_blocks_run(page: Path, tmp_path: Path) -> None:
-    # The blocks of a page build on each other. In a process of their own, since they start workers.
-    program = tmp_path / "page.py"
-    body = "\n".join(f"    {line}" if line else "" for line in blocks(page).splitlines())
-    program.write_text(f'if __name__ == "__main__":\n{body}\n')
+def run_as_script(code: str, folder: Path) -> str:
+    """Run ``code`` as a user does who pastes it into a file, by a fresh interpreter, and return what it prints."""
+    script = folder / "pasted.py"
+    script.write_text(code)
     result = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning:sb3_extra_buffers", str(program)],
-        cwd=tmp_path,
+        [sys.executable, "-W", "error::DeprecationWarning:sb3_extra_buffers", script.name],
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
     assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
+def test_code_blocks_run(page: Path, tmp_path: Path) -> None:
+    run_as_script("\n".join(blocks(page)), tmp_path)  # the blocks of a page build on each other
+
+
+def test_the_first_example_of_the_readme_trains_and_says_what_was_saved(tmp_path: Path) -> None:
+    printed = run_as_script(blocks(ROOT / "README.md")[0], tmp_path)
+    assert "times smaller" in printed, printed
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -10,7 +10,9 @@ from pathlib import Path
 COMMAND = [sys.executable, "-m", "sb3_extra_buffers"]
 
 
-def run(*arguments: object, cwd: Path | None = None, without: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: object, cwd: Path | None = None, without: tuple[str, ...] = (), encoding: str = "utf-8"
+) -> subprocess.CompletedProcess[str]:
     """Run a command, on a machine where the packages of ``without`` are not installed."""
     command = COMMAND
     if without:
@@ -19,9 +21,9 @@ def run(*arguments: object, cwd: Path | None = None, without: tuple[str, ...] = 
     return subprocess.run(
         [*command, *map(str, arguments)],
         cwd=cwd,
-        env=os.environ | {"COLUMNS": "100", "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"COLUMNS": "100", "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": encoding},
         capture_output=True,
-        text=True,
+        encoding=encoding,
         timeout=300,
         check=False,
     )

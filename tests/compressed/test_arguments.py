@@ -182,9 +182,11 @@ class Older(CompressedReplayBuffer):
 
 def test_a_folder_of_a_version_that_did_not_know_an_option(tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"device": "cpu", "storage": "mmap", "path": tmp_path}
+    transition: Any = np.ones((1, 3)), np.ones((1, 3)), np.ones((1, 1)), np.ones(1), np.zeros(1), [{}]
     with Older(10, VECTOR, ACTIONS, **arguments) as buffer:
-        buffer.add(np.ones((1, 3)), np.ones((1, 3)), np.ones((1, 1)), np.ones(1), np.zeros(1), [{}])
+        buffer.add(*transition)
+    other = CompressedReplayBuffer(10, VECTOR, ACTIONS, **arguments, verify=True)
     with pytest.raises(ConfigurationError, match="made with other arguments: verify"):
-        CompressedReplayBuffer(10, VECTOR, ACTIONS, **arguments, verify=True)
+        other.add(*transition)
     with CompressedReplayBuffer(10, VECTOR, ACTIONS, **arguments) as buffer:
         assert buffer.size() == 1

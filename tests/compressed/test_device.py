@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 
+import numpy as np
 import pytest
 import torch as th
 
@@ -29,3 +30,16 @@ def test_what_was_pickled_on_a_machine_with_a_gpu_works_on_one_without(
         loaded.set_env(buffer.env)
     loaded.device = th.device("cpu")  # as load_replay_buffer() does
     assert_same(draw(loaded, 1), draw(buffer, 1))
+
+
+@pytest.mark.skipif(th.cuda.is_available(), reason="for machines without a GPU")
+@pytest.mark.parametrize("name", ["CompressedReplayBuffer", "CompressedDictReplayBuffer", "CompressedRolloutBuffer"])
+def test_arrays_can_be_read_while_batches_are_to_go_to_a_gpu_that_is_not_here(name: str) -> None:
+    buffer = make(name)
+    for number, step in enumerate(steps_for(buffer, SLOTS - 1)):
+        add(buffer, step, number)
+    arrays = buffer.observations if isinstance(buffer.observations, dict) else {"": buffer.observations}
+    before = {key: np.asarray(array) for key, array in arrays.items()}
+    buffer.device = th.device("cuda")
+    for key, array in arrays.items():
+        assert np.array_equal(np.asarray(array), before[key])

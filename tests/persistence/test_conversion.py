@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,8 @@ def test_to_numpy(plain_class: Any, our_class: Any, space: Any, arguments: Any, 
 
 @pytest.fixture
 def minari(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    if sys.version_info < (3, 11):
+        pytest.skip("Minari needs Python 3.11")
     """The package, with a folder of its own for datasets."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     return pytest.importorskip("minari")
@@ -160,3 +163,9 @@ def assert_equal(found: Any, expected: list[Any], env: int, length: int, shift: 
     else:
         assert len(found) == length + 1
         np.testing.assert_array_equal(found[shift : length + shift], [part[env] for part in expected])
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 11), reason="for Python 3.10")
+def test_minari_is_refused_where_it_would_lose_something() -> None:
+    with pytest.raises(ConfigurationError, match=r"need Python 3\.11"):
+        CompressedReplayBuffer.from_minari("test/buffer-v0", "cpu")

@@ -5,13 +5,14 @@ They import what they need when they run, so that ``--help`` and completion answ
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import click
 
@@ -21,6 +22,7 @@ from sb3_extra_buffers.cli.demo import demo
 from sb3_extra_buffers.cli.estimate import estimate
 from sb3_extra_buffers.cli.inspect import inspect
 from sb3_extra_buffers.cli.methods import methods
+from sb3_extra_buffers.cli.verify import verify
 from sb3_extra_buffers.errors import ExtraBuffersError
 
 PROGRAM = "sb3-extra-buffers"
@@ -41,7 +43,7 @@ def app(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for command in (bench, estimate, methods, inspect, demo):
+for command in (bench, estimate, verify, methods, inspect, demo):
     app.add_command(command)
 
 
@@ -51,6 +53,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     logging.getLogger("sb3_extra_buffers").addHandler(logging.StreamHandler())
     sys.path.append(str(Path.cwd()))  # for environments of one's own: --env module:name
+    for stream in (sys.stdout, sys.stderr):
+        _never_fail_to_encode(stream)
     signal.signal(signal.SIGTERM, _end)  # by way of `finally`: temporary files are removed
     try:
         app.main(arguments, prog_name=PROGRAM, standalone_mode=False)
@@ -66,6 +70,12 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         click.echo(f"Error: {error}", err=True)
         sys.exit(1)
     sys.exit(0)
+
+
+def _never_fail_to_encode(stream: TextIO) -> None:
+    """Print ``?`` for what the stream has no letter for, as where Windows writes to a file or a pipe."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")
 
 
 def _end(signal_number: int, frame: FrameType | None) -> NoReturn:

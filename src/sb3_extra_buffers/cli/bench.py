@@ -69,9 +69,10 @@ def bench(
         comparison = compare(play, subjects, buffer_size, batch_size, repeats)
     player = "a random policy" if policy is None else policy.name
     report = Report(env_id, player, comparison, recommend(comparison))
-    click.echo(as_text(report))
+    # Files first: whatever may go wrong with the terminal, what took long to measure is kept.
     files = {path: write for path, write in ((json, write_json), (plot, write_plot), (html, write_page)) if path}
     for path, write in files.items():
         write(path, report)
+    click.echo(as_text(report))
     if files:
         click.echo(f"\nWritten: {', '.join(map(str, files))}")

@@ -26,26 +26,27 @@ _PLAYING = (
         help="Frames in an observation. [default: 4 for Atari, else 1]",
     ),
     click.option("--seed", type=int, default=0, show_default=True),
-    click.option(
-        "--buffer-size",
-        type=click.IntRange(1),
-        default=100_000,
-        show_default=True,
-        help="Transitions that you want to keep, those of all copies together.",
-    ),
 )
 
 
-def playing_options(steps: int) -> Callable[[Command], Command]:
+def playing_options(steps: int, buffer_size: int | None = 100_000) -> Callable[[Command], Command]:
     """The options of a command that plays an environment, by default for ``steps`` steps."""
     number = click.option(
         "--steps", type=click.IntRange(4), default=steps, show_default=True, help="Steps to play of each copy."
     )
+    size = click.option(
+        "--buffer-size",
+        type=click.IntRange(1),
+        default=buffer_size,
+        show_default=buffer_size is not None,
+        help="Transitions that you want to keep, those of all copies together."
+        if buffer_size is not None
+        else "Transitions in the buffer, those of all copies together. [default: a fraction of the play]",
+    )
 
     def decorate(command: Command) -> Command:
-        return reduce(
-            lambda decorated, option: option(decorated), reversed((_PLAYING[0], number, *_PLAYING[1:])), command
-        )
+        options = (_PLAYING[0], number, *_PLAYING[1:], size)
+        return reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
     return decorate
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 
@@ -16,4 +17,13 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1)
         ).rstrip()
         for row in cells
     ]
-    return "\n".join([lines[0], "─" * max(map(len, lines)), *lines[1:]])
+    return "\n".join([lines[0], _rule() * max(map(len, lines)), *lines[1:]])
+
+
+def _rule() -> str:
+    """A line, where standard output can show one: not where Windows writes to a file or a pipe."""
+    try:
+        "─".encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return "-"
+    return "─"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,7 +127,7 @@ class Conversions(ReplayBuffer):
         :param dataset_id: As Minari wants it: ``"game/name-v0"``.
         :param kwargs: Further arguments of ``minari.create_dataset_from_buffers``.
         """
-        minari = require("minari", "A dataset of Minari", "minari")
+        minari = _minari()
         given = {"observation_space": self.observation_space, "action_space": self.action_space, "jpeg_encoding": False}
         # It asks for a list, but takes one episode after the other.
         dataset: MinariDataset = minari.create_dataset_from_buffers(dataset_id, self._episodes(), **{**given, **kwargs})
@@ -147,7 +148,7 @@ class Conversions(ReplayBuffer):
         :param kwargs: Further arguments of this class.
         """
         if isinstance(dataset, str):
-            dataset = require("minari", "A dataset of Minari", "minari").load_dataset(dataset)
+            dataset = _minari().load_dataset(dataset)
         size = buffer_size or int(dataset.total_steps)
         buffer = cls(size, dataset.observation_space, dataset.action_space, device=device, n_envs=1, **kwargs)
         for episode in dataset.iterate_episodes():
@@ -194,6 +195,14 @@ class Conversions(ReplayBuffer):
                         terminations=terminations,
                         truncations=truncations,
                     )
+
+
+def _minari() -> Any:
+    if sys.version_info < (3, 11):
+        raise ConfigurationError(
+            "Datasets of Minari need Python 3.11: versions of Minari for older ones store images as JPEG, with loss."
+        )
+    return require("minari", "A dataset of Minari", "minari")
 
 
 def _slots_by_age(buffer: ReplayBuffer) -> npt.NDArray[np.int64]:

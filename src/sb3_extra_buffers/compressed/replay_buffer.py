@@ -19,6 +19,7 @@ from sb3_extra_buffers.compressed.base import SINGLE, BaseCompressedBuffer
 from sb3_extra_buffers.compressed.conversion import Conversions
 from sb3_extra_buffers.compressed.n_step_check import check_n_steps
 from sb3_extra_buffers.compressed.prefetch import Prefetcher
+from sb3_extra_buffers.compressed.rows import row_of
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
 
 if TYPE_CHECKING:
@@ -248,15 +249,6 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
 
 class CompressedDictReplayBuffer(CompressedReplayBuffer, DictReplayBuffer):
     """The same for Dict observation spaces, each key on its own. Unlike SB3's, it knows ``optimize_memory_usage``."""
-
-
-def row_of(array: npt.NDArray[Any], values: Any) -> npt.NDArray[Any]:
-    """``values`` as a row of ``array``, in all the forms that SB3 takes, or the error that SB3 would raise."""
-    row = np.asarray(values, dtype=array.dtype)
-    if row.shape != array.shape[1:]:
-        given, row = row, np.empty(array.shape[1:], dtype=array.dtype)
-        row[...] = given
-    return row
 
 
 def _part(observations: Any, key: str) -> Any:

@@ -47,7 +47,8 @@ class OutputPool:
             return _as_array(_Block(size, dtype=np.uint8), shape, dtype)
         block = self._reusable(size)
         if block is None:
-            block = _new_block(size, pinned=device.type == "cuda")
+            # A buffer may be told to send its batches to a GPU that is not here: its arrays can be read nevertheless.
+            block = _new_block(size, pinned=device.type == "cuda" and th.cuda.is_available())
             self._blocks = [*self._blocks[-_KEPT_BLOCKS + 1 :], block]
         return _as_array(block, shape, dtype)
 

@@ -1,0 +1,60 @@
+"""Output that is redirected where the encoding has no letters for it, as to a file on Windows."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from sb3_extra_buffers.cli import app
+from sb3_extra_buffers.compressed import CompressedDictReplayBuffer
+from tests.cli.commands import run
+from tests.transitions import play
+
+SPACE = spaces.Dict({"ж": spaces.Box(0, 255, (4, 8, 9), np.uint8)})
+"""A key that Windows' encoding for Western Europe does not have."""
+COMMANDS = {
+    "bench": ("--env", "CartPole-v1", "--steps", 40, "--repeats", 1, "--methods", "none", "--json", "r.json"),
+    "estimate": ("--env", "CartPole-v1", "--steps", 40),
+    "verify": ("--env", "CartPole-v1", "--steps", 40),
+    "methods": (),
+    "inspect": ("buffer",),
+    "demo": ("--env", "PongNoFrameskip-v4", "--steps", 24, "--buffer-size", 100),
+}
+
+
+def test_no_command_is_left_out() -> None:
+    assert COMMANDS.keys() == app.commands.keys()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_gets_to_its_end(command: str, tmp_path: Path) -> None:
+    if command == "demo":
+        pytest.importorskip("ale_py")
+        pytest.importorskip("cv2")
+    if command == "inspect":
+        buffer = CompressedDictReplayBuffer(40, SPACE, spaces.Discrete(3), "cpu")
+        for transition in islice(play(SPACE, 1), 20):
+            buffer.add(*transition)
+        buffer.save(tmp_path / "buffer")
+    finished = run(command, *COMMANDS[command], cwd=tmp_path, encoding="cp1252")
+    assert finished.returncode == 0, finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert len(finished.stdout.splitlines()) > 1
+    if command == "bench":
+        assert json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["results"]
+
+
+def test_lines_are_drawn_where_they_can_be() -> None:
+    assert "───" in run("methods", encoding="utf-8").stdout
+    assert "---" in run("methods", encoding="cp1252").stdout
+
+
+def test_an_error_with_other_letters_is_still_told(tmp_path: Path) -> None:
+    finished = run("inspect", "жук", cwd=tmp_path, encoding="cp1252")
+    assert finished.returncode == 2
+    assert finished.stderr.startswith("Error: ")
