@@ -18,8 +18,8 @@ from sb3_extra_buffers.storage.config import CodecRecipe, saturate
 from sb3_extra_buffers.storage.digests import Digests, ObservationDigests, digests_of
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.gathering import gather
+from sb3_extra_buffers.storage.lanes import frames_in_use
 from sb3_extra_buffers.storage.locking import BufferLock
-from sb3_extra_buffers.storage.memory import zeros
 from sb3_extra_buffers.storage.outputs import OutputPool
 from sb3_extra_buffers.storage.stacking import MAX_STACK, StackLayout
 
@@ -266,22 +266,10 @@ class ObservationSlots:
 
         Written in turns, as buffers do it, slots free the arena from its old end on, and this finds nothing to do.
         """
-        if 2 * float(self._live_frames() @ self.frames.mean_frame_bytes()) < self.frames.arena.live_bytes:
+        live_frames = frames_in_use([ends[: self.slots_used] for ends in self.ends], self.layout.stack)
+        if 2 * float(live_frames @ self.frames.mean_frame_bytes()) < self.frames.arena.live_bytes:
             self.rebuild(self.layout, self.recipe)
         self._compact_at = max(_WORTH_COMPACTING, self.frames.arena.nbytes * 5 // 4)
-
-    def _live_frames(self) -> Indices:
-        """How many frames of each lane belong to an observation."""
-        counts = np.zeros(self.n_envs, dtype=np.int64)
-        sorted_ends, gaps = zeros((2, len(self.ends) * self.slots_used), np.dtype(np.uint32))
-        for lane in range(self.n_envs):
-            np.concatenate([ends[: self.slots_used, lane] for ends in self.ends], out=sorted_ends)
-            sorted_ends.sort()
-            # An observation has all its frames for itself, except for those of the one that ends before it.
-            gaps[0] = sorted_ends[0]
-            np.subtract(sorted_ends[1:], sorted_ends[:-1], out=gaps[1:])
-            counts[lane] = np.minimum(gaps, np.uint32(self.layout.stack), out=gaps).sum(dtype=np.int64)
-        return counts
 
     def state(self) -> State:
         """For :mod:`sb3_extra_buffers.persistence`."""
