@@ -43,7 +43,9 @@ class History:
                 self.space, self.action_space, plan.n_envs, self.rng, longest
             )
         else:
-            self.space, self.action_space, self.steps = real_game(name.world, plan.n_envs, int(self.rng.integers(1 << 30)))
+            self.space, self.action_space, self.steps = real_game(
+                name.world, plan.n_envs, int(self.rng.integers(1 << 30))
+            )
         package = gpu_buffers if name.on_device else compressed
         self.cls = getattr(package, name.buffer)
         self.layout = str(self.rng.choice(["C", "C", "transposed", "both"]))
@@ -145,7 +147,7 @@ class History:
         path = self.folder / f"saved{self.rng.integers(2)}"
         for _ in range(int(self.rng.integers(1, 3))):
             self.subject.save(path)
-        env = {"env": goal_env(self.space, self.plan.n_envs)} if "Her" in self.plan.name.buffer else {}
+        env = {"env": goal_env(self)} if "Her" in self.plan.name.buffer else {}
         self.go_on_with(self.cls.load(path, device=self.plan.device, mmap=bool(self.rng.random() < 0.5), **env))
 
     def go_on_with(self, other: Any) -> None:
@@ -159,8 +161,8 @@ class History:
 class GoalEnv(gym.Env[Any, Any]):
     """Only for the reward of hindsight experience replay."""
 
-    def __init__(self, space: spaces.Space) -> None:
-        self.observation_space, self.action_space = space, spaces.Discrete(2)
+    def __init__(self, space: spaces.Space, action_space: spaces.Space) -> None:
+        self.observation_space, self.action_space = space, action_space
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         raise NotImplementedError
@@ -172,5 +174,5 @@ class GoalEnv(gym.Env[Any, Any]):
         return -(achieved != desired).any(axis=-1).astype(np.float32) - sum(len(part) for part in info)
 
 
-def goal_env(space: spaces.Space, n_envs: int) -> DummyVecEnv:
-    return DummyVecEnv([lambda: GoalEnv(space)] * n_envs)
+def goal_env(history: History) -> DummyVecEnv:
+    return DummyVecEnv([lambda: GoalEnv(history.space, history.action_space)] * history.plan.n_envs)

@@ -29,7 +29,7 @@ ACTIONS: dict[str, spaces.Space] = {
     "float64": spaces.Box(-1, 1, (2,), np.float64),
     "MultiBinary": spaces.MultiBinary(3),
 }
-RGB_WORLDS = ("RGB", "stack of RGB", "stack of RGB, channels last", "Dict of images")
+RGB_WORLDS = ("RGB", "stack of RGB", "stack of RGB, channels last")
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class ReplayHistory(History):
         arguments = {"device": plan.device, "n_envs": plan.n_envs, **plan.shared_options}
         size = plan.slots * plan.n_envs
         if self.is_her:
-            return cls(size, self.space, self.action_space, env=goal_env(self.space, plan.n_envs), **arguments)
+            return cls(size, self.space, self.action_space, env=goal_env(self), **arguments)
         if self.is_dict and (self.optimized or "NStep" in plan.name.buffer):
             single = model_class(plan.name.buffer.replace("Dict", ""))
             return OneBufferPerKey(single, size, self.space, self.action_space, **arguments)  # type: ignore[arg-type]
@@ -52,7 +52,7 @@ class ReplayHistory(History):
         if plan.on_disk:
             arguments |= {"storage": "mmap", "path": self.home}
         if self.is_her:
-            arguments["env"] = goal_env(self.space, plan.n_envs)
+            arguments["env"] = goal_env(self)
         return self.cls(plan.slots * plan.n_envs, self.space, self.action_space, **arguments)
 
     def operations(self) -> dict[Any, float]:
@@ -168,7 +168,10 @@ class ReplayHistory(History):
         priorities.check_indices(ours.indices, random)
         slots, envs = np.divmod(ours.indices, self.plan.n_envs)
         drawn = priorities.drawn(ours.indices)
-        columns = ((ours.observations, "observations", slots), (ours.next_observations, "next_observations", drawn.last_slots))
+        columns = (
+            (ours.observations, "observations", slots),
+            (ours.next_observations, "next_observations", drawn.last_slots),
+        )
         for found, name, where in columns:
             column = getattr(self.model, name)
             taken = {key: part[where, envs] for key, part in column.items()} if self.is_dict else column[where, envs]
@@ -206,7 +209,7 @@ class ReplayHistory(History):
     def go_on_with(self, other: Any) -> None:
         before = self.subject
         if self.is_her and other.env is None:
-            other.set_env(goal_env(self.space, self.plan.n_envs))
+            other.set_env(goal_env(self))
         super().go_on_with(other)
         if self.ahead is not None and self.subject is not before:
             self.ahead.forget()
@@ -233,5 +236,5 @@ class ReplayHistory(History):
             self.ahead.forget()
 
     def _load(self, path: Path) -> Any:
-        env = {"env": goal_env(self.space, self.plan.n_envs)} if self.is_her else {}
+        env = {"env": goal_env(self)} if self.is_her else {}
         return self.cls.load(path, device=self.plan.device, **env)

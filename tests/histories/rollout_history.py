@@ -47,7 +47,9 @@ class RolloutHistory(History):
         if self.is_maskable:
             more["action_masks"] = self.rng.integers(0, 2, (self.plan.n_envs, self.action_space.n))
         if self.is_recurrent:
-            states = [th.from_numpy(self.rng.normal(size=(1, self.plan.n_envs, 3)).astype(np.float32)) for _ in range(4)]
+            states = [
+                th.from_numpy(self.rng.normal(size=(1, self.plan.n_envs, 3)).astype(np.float32)) for _ in range(4)
+            ]
             more["lstm_states"] = RNNStates((states[0], states[1]), (states[2], states[3]))
         numbers = th.from_numpy(step.reward * 2), th.from_numpy(step.reward - 1)
         for buffer in (self.model, self.subject):
@@ -70,7 +72,10 @@ class RolloutHistory(History):
         """Complete the rollout, train on it, and begin the next."""
         while not self.model.full:
             self.add()
-        last_values, dones = th.from_numpy(self.rng.normal(size=self.plan.n_envs).astype(np.float32)), np.zeros(self.plan.n_envs)
+        last_values, dones = (
+            th.from_numpy(self.rng.normal(size=self.plan.n_envs).astype(np.float32)),
+            np.zeros(self.plan.n_envs),
+        )
         for buffer in (self.model, self.subject):
             buffer.compute_returns_and_advantage(last_values, dones)
         self.check()

@@ -36,6 +36,7 @@ def run_history(name: Name, visits: Visits | None = None, path: str | None = Non
     ):
         # Not what is tested here: indexed_colour for a space that is not RGB.
         warnings.filterwarnings("ignore", message=".*indexed_colour.*")
+        warnings.filterwarnings("ignore", message="The last trajectory in the replay buffer will be truncated")
         history = None
         try:
             history = (RolloutHistory if name.is_rollout else ReplayHistory)(plan, Path(folder))
