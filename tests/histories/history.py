@@ -43,9 +43,8 @@ class History:
                 self.space, self.action_space, plan.n_envs, self.rng, longest
             )
         else:
-            self.space, self.action_space, self.steps = real_game(
-                name.world, plan.n_envs, int(self.rng.integers(1 << 30))
-            )
+            seed = int(self.rng.integers(1 << 30))
+            self.space, self.action_space, self.steps = real_game(name.world, plan.n_envs, seed)
         package = gpu_buffers if name.on_device else compressed
         self.cls = getattr(package, name.buffer)
         self.layout = str(self.rng.choice(["C", "C", "transposed", "both"]))

@@ -109,12 +109,14 @@ def draw_plan(name: Name, path: str | None = None) -> Plan:
     slots = int(rng.choice([5, 17, 33, 64, 120]) if name.is_rollout else rng.choice([9, 40, 75, 130, 260]))
     on_disk = not (name.is_rollout or name.on_device) and rng.random() < 0.25
     drawn = str(rng.choice(["torch", "torch", "tensors"]))
+    if name.on_device:
+        slots = min(slots, 40)  # plain torch operations take their time
     if not name.on_device:
         path = "host"
     elif path is None:
         path = "cuda" if th.cuda.is_available() and rng.random() < 0.7 else drawn
-    if options.get("prefetch") and on_disk:
-        del options["prefetch"]
+    if path == "kernels":
+        n_envs, slots = 1, 9  # and Triton's interpreter even more
     return Plan(
         name,
         n_envs,
@@ -134,7 +136,7 @@ def _storage_options(name: Name, rng: np.random.Generator) -> dict[str, Any]:
     """What becomes of observations."""
     method, codec_options = name.method, {}
     if method != AUTO and "frames_per_record" in option_names(method) and rng.random() < 0.7:
-        codec_options["frames_per_record"] = int(rng.choice([1, 2, 3, 5, 8, 16]))
+        codec_options["frames_per_record"] = int(rng.choice([1, 2, 3] if name.on_device else [1, 2, 3, 5, 8, 16]))
     if method not in (AUTO, "none") and name.world in RGB_WORLDS and not name.on_device and rng.random() < 0.5:
         codec_options["indexed_colour"] = True
     options: dict[str, Any] = {"compression_method": method, "compression_kwargs": codec_options or None}

@@ -138,7 +138,7 @@ class ReplayHistory(History):
     # Reading
 
     def sample(self) -> None:
-        size = int(self.rng.choice([1, 8, 33, 64]))
+        size = int(self.rng.choice([1, 4] if self.plan.path == "kernels" else [1, 8, 33, 64]))
         if self.model.size() == 0 or (self.is_her and not (self.model.ep_length > 0).any()):
             return
         # With memory optimisation, the only transition of a buffer has no successor once it is full.
