@@ -146,6 +146,8 @@ def _storage_options(name: Name, rng: np.random.Generator) -> dict[str, Any]:
     elif stack == "declared" and name.world in ("stack", "stack, channels last"):
         options["frame_stack"] = int(rng.choice([4, 2]))
     if rng.random() < 0.15:
+        options["verify"] = True
+    if rng.random() < 0.15:
         options["normalize_images"] = True
     elif rng.random() < 0.15 and name.world in ("stack", "RGB", "tiny stack", "Dict of images"):
         options["output_dtype"] = "float"

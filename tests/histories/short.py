@@ -31,7 +31,8 @@ def short_histories(buffer: str) -> list[Name]:
 def visits_of(buffer: str) -> set[str]:
     """What the histories of a class must visit, at least ten times each."""
     kinds = {
-        visits.REFERENCES, visits.INDEX_GROWTH, visits.INDEX_WRAP, visits.ARENA_GROWTH, visits.REBUILDS
+        visits.REFERENCES, visits.INDEX_GROWTH, visits.INDEX_WRAP, visits.ARENA_GROWTH, visits.REBUILDS,
+        visits.RENUMBERINGS,
     }  # fmt: skip
     if AUTO in methods_of(buffer) and not buffer.startswith("Gpu"):
         kinds |= {visits.DICTIONARIES, visits.CODEC_CHANGES}

@@ -55,7 +55,7 @@ def test_options_are_drawn_in_all_their_variants() -> None:
     options = {key for plan in plans for key, value in {**plan.options, **plan.shared_options}.items() if value}
     assert options >= {
         "compression_method", "compression_kwargs", "frame_stack", "normalize_images", "output_dtype", "prefetch",
-        "optimize_memory_usage", "handle_timeout_termination", "n_steps", "copy_info_dict",
+        "optimize_memory_usage", "handle_timeout_termination", "n_steps", "copy_info_dict", "verify",
     }  # fmt: skip
     assert {plan.path for plan in plans} >= {"host", "torch", "tensors"}
     for attribute in ("on_disk", "shrunk", "writes_by_index"):

@@ -18,7 +18,7 @@ from sb3_extra_buffers.gpu_buffers.device_frame_store import DeviceFrameStore
 from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.extent_arena import ExtentArena
 from sb3_extra_buffers.storage.frame_store import FrameStore
-from sb3_extra_buffers.storage.observation_store import ObservationStore
+from sb3_extra_buffers.storage.observation_slots import ObservationSlots
 
 Visits = Counter[str]
 Look = Callable[..., Any]
@@ -28,11 +28,11 @@ the result."""
 REFERENCES, DICTIONARIES = "reference renewals", "dictionary renewals"
 INDEX_GROWTH, INDEX_WRAP = "index growth", "index wraps"
 ARENA_GROWTH, ARENA_WRAP, ARENA_MOVES = "arena growth", "arena wraps", "arena growth while wrapped"
-REBUILDS, CODEC_CHANGES = "rebuilds", "codec changes"
+REBUILDS, CODEC_CHANGES, RENUMBERINGS = "rebuilds", "codec changes", "renumberings"
 PHANTOMS = "unfinished records at a reset"
 KINDS = (
     REFERENCES, DICTIONARIES, INDEX_GROWTH, INDEX_WRAP, ARENA_GROWTH, ARENA_WRAP, ARENA_MOVES, REBUILDS, CODEC_CHANGES,
-    PHANTOMS,
+    RENUMBERINGS, PHANTOMS,
 )  # fmt: skip
 
 
@@ -68,10 +68,6 @@ def counted(visits: Visits) -> Iterator[None]:
 
         return after
 
-    def growth(store: FrameStore) -> Look:
-        visits[INDEX_GROWTH] += 1
-        return _ignore
-
     def allocation(arena: Arena, *_: Any) -> Look:
         wrapped = arena.wrap is not None
 
@@ -93,10 +89,12 @@ def counted(visits: Visits) -> Iterator[None]:
         visits[ARENA_MOVES] += arena.wrap is not None
         return _ignore
 
-    def rebuild(store: ObservationStore, layout: Any, recipe: Any) -> Look:
-        visits[REBUILDS] += 1
-        visits[CODEC_CHANGES] += store._decide_at is None and store._recipe != recipe
-        return _ignore
+    def counts(kind: str) -> Look:
+        def look(*_: Any) -> Look:
+            visits[kind] += 1
+            return _ignore
+
+        return look
 
     def clear(store: FrameStore) -> Look:
         visits[PHANTOMS] += bool((store.heads % store.codec.frames_per_record).any())
@@ -108,13 +106,15 @@ def counted(visits: Visits) -> Iterator[None]:
         (ZstdDictCodec, "_renew", dictionary),
         (FrameStore, "_encode_waiting", index),
         (DeviceFrameStore, "_enter_records", index),
-        (FrameStore, "_grow_index", growth),
+        (FrameStore, "_grow_index", counts(INDEX_GROWTH)),
         (Arena, "allocate", allocation),
         (ExtentArena, "allocate", allocation_in_extents),
         (Arena, "grow", arena_growth),
         (ExtentArena, "grow", arena_growth),
         (DeviceArena, "grow", arena_growth),
-        (ObservationStore, "_rebuild", rebuild),
+        (ObservationSlots, "rebuild", counts(REBUILDS)),
+        (ObservationSlots, "change_codec", counts(CODEC_CHANGES)),
+        (ObservationSlots, "renumber", counts(RENUMBERINGS)),
         (FrameStore, "clear", clear),
     ]
     with contextlib.ExitStack() as stack:
