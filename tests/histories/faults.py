@@ -48,8 +48,8 @@ STORAGE_FAULTS = [
     Fault(
         "growing a wrapped ring loses a byte",
         ARENA,
-        "self.data[self.tail + step : self.wrap + step] = self.data[self.tail : self.wrap]",
-        "self.data[self.tail + step : self.wrap + step - 1] = self.data[self.tail : self.wrap - 1]",
+        "data[self.tail + step : self.wrap + step] = data[self.tail : self.wrap]",
+        "data[self.tail + step : self.wrap + step - 1] = data[self.tail : self.wrap - 1]",
     ),
     Fault(
         "a ring that is emptied up to its start stays wrapped",
@@ -101,14 +101,14 @@ STORAGE_FAULTS = [
         "        self.heads = -(-self.heads // self.codec.frames_per_record) * self.codec.frames_per_record\n"
         "        self.encoded = self.heads.copy()\n"
         "        self.release(self.heads)\n",
-        ROLLOUT + ("CompressedMaskableRolloutBuffer",),
+        (*ROLLOUT, "CompressedMaskableRolloutBuffer"),
     ),
     Fault(
         "an unfinished record goes on after a reset",
         FRAMES,
         "first_records = -(-self.heads // group)",
         "first_records = self.heads // group",
-        ROLLOUT + ("CompressedMaskableRolloutBuffer",),
+        (*ROLLOUT, "CompressedMaskableRolloutBuffer"),
     ),
     Fault(
         "frames that wait are saved from the wrong place",

@@ -51,6 +51,8 @@ class OneBufferPerKey:
         self._first = next(iter(self._buffers.values()))
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # copying asks for some
+            raise AttributeError(name)
         if name in ("observations", "next_observations"):
             return {key: getattr(buffer, name) for key, buffer in self._buffers.items()}
         return getattr(self.__dict__["_first"], name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,9 @@ class ReplayHistory(History):
             options = plan.options
             self.priorities = Priorities(self.model, options["alpha"], options["beta"], options["n_steps"], 0.99)
         self.subject = self._make_subject()
+        self.flushed: tuple[Any, Priorities | None] | None = None
+        """The model as it was when a buffer on disk was last flushed, which it also does by itself."""
+        self._watch_flushes()
 
     def _make_model(self) -> Any:
         plan, cls = self.plan, model_class(self.plan.name.buffer)
@@ -61,15 +65,16 @@ class ReplayHistory(History):
             self.add_some: 20.0,
             self.sample: 10.0,
             self.index: 4.0,
+            self.reset: 0.15,
             self.assign_device: 0.3,
         }
-        # A batch that was drawn ahead may be read before or after these.
+        # A batch that was drawn ahead may be read before or after this.
         if self.ahead is None:
-            operations |= {self.end_episodes: 0.5, self.reset: 0.15}
+            operations[self.end_episodes] = 0.5
         if self.plan.writes_by_index:
             operations[self.write_by_index] = 2.0
         if self.plan.on_disk:
-            operations |= {self.flush_and_open_a_copy: 0.5, self.close_and_reopen: 0.5}
+            operations |= {self.flush: 0.5, self.crash: 1.0, self.close_and_reopen: 0.5}
         return operations
 
     # Writing
@@ -80,13 +85,13 @@ class ReplayHistory(History):
 
     def add(self) -> None:
         step = self.next_step()
-        self.model.add(*self.copied(step))
         slot = self.subject.pos
         ours = self.copied(step)
         if self.plan.path in ("tensors", "kernels", "cuda") and self.rng.random() < 0.9:
             obs, next_obs = (self._as_tensors(part) for part in ours[:2])
             ours = ours._replace(obs=obs, next_obs=next_obs)
         self.subject.add(*ours)
+        self.model.add(*self.copied(step))
         if self.priorities is not None:
             self.priorities.added(slot)
 
@@ -116,6 +121,8 @@ class ReplayHistory(History):
             buffer.reset()
         if self.priorities is not None:
             self.priorities.cleared()
+        if self.ahead is not None:
+            self.ahead.forget()
 
     def write_by_index(self) -> None:
         """Slots and environments in no order."""
@@ -216,21 +223,39 @@ class ReplayHistory(History):
 
     # On disk
 
-    def flush_and_open_a_copy(self) -> None:
-        """What a flush has written is there for whoever opens the folder, whatever becomes of this process."""
+    def _watch_flushes(self) -> None:
+        if not self.plan.on_disk:
+            return
+        folder = self.subject._folder
+        flush = folder.flush
+
+        def watched(buffer: Any) -> None:
+            flush(buffer)
+            self.flushed = copy.deepcopy((self.model, self.priorities))
+
+        folder.flush = watched
+
+    def flush(self) -> None:
         self.subject.flush()
-        copied_home = self.folder / "copied home"
-        shutil.rmtree(copied_home, ignore_errors=True)
-        shutil.copytree(self.home, copied_home)
-        before, self.subject = self.subject, self._load(copied_home)
+
+    def crash(self) -> None:
+        """Whatever becomes of this process, its folder holds what there was at the last flush."""
+        if self.flushed is None:
+            return
+        left_behind = self.folder / "left behind"
+        shutil.rmtree(left_behind, ignore_errors=True)
+        shutil.copytree(self.home, left_behind)
+        before = self.subject, self.model, self.priorities
+        (self.model, self.priorities), self.subject = self.flushed, self._load(left_behind)
         self.compare_everything()
         self.subject.close()
-        self.subject = before
+        self.subject, self.model, self.priorities = before
 
     def close_and_reopen(self) -> None:
         self.subject.close()
         del self.subject
         self.subject = self._load(self.home) if self.rng.random() < 0.5 else self._make_subject()
+        self._watch_flushes()
         self.compare_everything()
         if self.ahead is not None:
             self.ahead.forget()

@@ -7,7 +7,7 @@ from tests.histories import visits
 from tests.histories.plans import AUTO, LEARNING, Name, methods_of, worlds_of
 
 BUFFERS = sorted(CLASSES)
-STEPS, LEARNING_STEPS = 250, 700
+STEPS, LEARNING_STEPS = 200, 700
 PICTURES = {"stack", "stack, channels last", "stack of RGB", "RGB", "uint16", "float images", "Dict", "goals"}
 """Worlds where there is something to learn."""
 KERNEL_STEPS = 24
@@ -21,7 +21,7 @@ def short_histories(buffer: str) -> list[Name]:
     shift = BUFFERS.index(buffer)  # so that classes differ in what they meet in which world
     for i, method in enumerate(methods_of(buffer)):
         if method in LEARNING:
-            for number in range(3 if method == "zstd-dict" else 2):
+            for number in range(3):
                 world = pictures[(i + number + shift) % len(pictures)]
                 names.append(Name(buffer, method, world, LEARNING_STEPS, number))
         names.append(Name(buffer, method, worlds[(i + shift) % len(worlds)], STEPS, 0))

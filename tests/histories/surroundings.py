@@ -26,7 +26,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "gpu_buffers.device_arena": {"_SMALLEST_STEP": 1 << 8, "_STAGED_BYTES": 1 << 12, "_MOVED_AT_ONCE": 1 << 9},
     "gpu_buffers.device_frame_store": {"_WAITING_STEPS": 3},
     "gpu_buffers.device_writer": {"_RING_STEPS": 4},
-    "gpu_buffers.observation_store": {"REVIEW_STEPS": 96},
+    "gpu_buffers.observation_store": {"REVIEW_STEPS": 40},
     "persistence.folder": {"_WORTH_A_FLUSH": 1 << 13},
     "storage.arena": {"_SMALLEST_STEP": 1 << 8},
     "storage.extent_arena": {"_SMALLEST_STEP": 1 << 10},
@@ -38,7 +38,7 @@ SMALL: dict[str, dict[str, Any]] = {
         "_FEWEST_STEPS": 12,
         "_RECONSIDER_AT": 60,
         "_RECONSIDER_STEPS": 24,
-        "REVIEW_STEPS": 96,
+        "REVIEW_STEPS": 40,
         "_LAST_FRAME_NUMBER": 400,
     },
 }
