@@ -309,7 +309,7 @@ CODEC_FAULTS = [
             "CompressedNStepReplayBuffer",
             "CompressedPrioritizedReplayBuffer",
             "CompressedMaskableRolloutBuffer",
-        ),  # fmt: skip
+        ),
     ),
 ]
 BUFFER_FAULTS = [
