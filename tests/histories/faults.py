@@ -43,8 +43,9 @@ STORAGE_FAULTS = [
         ARENA,
         "if start + size >= self.tail:",
         "if start + size > self.tail:",
+        ("CompressedDictReplayBuffer", "CompressedHerReplayBuffer", "CompressedNStepReplayBuffer"),
     ),
-    Fault("the ring wraps one byte too late", ARENA, "elif size < self.tail:", "elif size <= self.tail:"),
+    Fault("the ring wraps over its oldest bytes", ARENA, "elif size < self.tail:", "elif size < self.tail + 9:"),
     Fault(
         "growing a wrapped ring loses a byte",
         ARENA,
