@@ -21,7 +21,7 @@ def short_histories(buffer: str) -> list[Name]:
     shift = BUFFERS.index(buffer)  # so that classes differ in what they meet in which world
     for i, method in enumerate(methods_of(buffer)):
         if method in LEARNING:
-            for number in range(3):
+            for number in range(2 if "Dict" in buffer or "Her" in buffer else 4):
                 world = pictures[(i + number + shift) % len(pictures)]
                 names.append(Name(buffer, method, world, LEARNING_STEPS, number))
         names.append(Name(buffer, method, worlds[(i + shift) % len(worlds)], STEPS, 0))

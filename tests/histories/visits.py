@@ -86,7 +86,7 @@ def counted(visits: Visits) -> Iterator[None]:
 
     def arena_growth(arena: Arena, *_: Any) -> Look:
         visits[ARENA_GROWTH] += 1
-        visits[ARENA_MOVES] += arena.wrap is not None
+        visits[ARENA_MOVES] += not isinstance(arena, ExtentArena) and arena.wrap is not None
         return _ignore
 
     def counts(kind: str) -> Look:
