@@ -39,11 +39,10 @@ KERNELS = "gpu_buffers/kernels/"
 
 STORAGE_FAULTS = [
     Fault(
-        "a full ring of bytes reads as empty",
+        "a wrapped ring writes over its oldest bytes",
         ARENA,
         "if start + size >= self.tail:",
-        "if start + size > self.tail:",
-        ("CompressedDictReplayBuffer", "CompressedHerReplayBuffer", "CompressedNStepReplayBuffer"),
+        "if start + size >= self.tail + 3:",
     ),
     Fault("the ring wraps over its oldest bytes", ARENA, "elif size < self.tail:", "elif size < self.tail + 9:"),
     Fault(
