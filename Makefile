@@ -5,10 +5,10 @@ RUN := $(VENV)/bin
 INSTALL := $(RUN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test format bench docs clean
+.PHONY: help demo test test-more soak format bench docs clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.ready ## Train DQN twice, with SB3's buffer and a compressed one, and compare
 	$(RUN)/sb3-extra-buffers demo
@@ -20,6 +20,15 @@ test: $(VENV)/.ready ## Lint, check formatting and types, run the tests
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
 	$(RUN)/pytest -n auto
+
+# Five minutes of other histories than the tests run: the seed is the day, so that every day adds some.
+test-more: export OMP_WAIT_POLICY := passive
+test-more: $(VENV)/.ready ## What takes longer: five minutes of long histories
+	$(RUN)/python -m tests.histories.soak --minutes 5 --seed $(or $(SEED),$(shell date +%Y%m%d))
+
+soak: export OMP_WAIT_POLICY := passive
+soak: $(VENV)/.ready ## Compare with SB3's buffers over long histories and real games; MINUTES=30 SEED=0
+	$(RUN)/python -m tests.histories.soak --minutes $(or $(MINUTES),30) --seed $(or $(SEED),0) $(ARGS)
 
 format: $(VENV)/.ready ## Fix what the linter can, and format
 	$(RUN)/ruff check --fix .

@@ -121,6 +121,8 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):
         done: npt.NDArray[Any],
         infos: list[dict[str, Any]],
     ) -> None:
+        if self._folder is not None:
+            self._folder.before_adding(self)  # now, between two steps: SB3's method begins with half of the next one
         # SB3's method gives up the episode that is being overwritten before it knows that there is something to write.
         pos = self.pos
         before = self.ep_start[pos].copy(), self.ep_length[pos].copy(), self.infos[pos : pos + 1].copy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,8 @@ UNKNOWN = 0
 
 def digests_of(observations: npt.NDArray[Any]) -> Digests:
     """The checksum of each of ``observations``: xxh3 of its bytes."""
-    rows = np.ascontiguousarray(observations).reshape(len(observations), -1).view(np.uint8)
+    shape = len(observations), math.prod(observations.shape[1:])  # not -1, which an empty batch leaves open
+    rows = np.ascontiguousarray(observations).reshape(shape).view(np.uint8)
     # One in 2**64 has the digest 0, which is taken.
     return np.array([xxhash.xxh3_64_intdigest(row.data) or 1 for row in rows], dtype=np.uint64)
 

@@ -1,0 +1,52 @@
+"""The short version, of which ``make test`` runs all: for every class and method at least one history."""
+
+from __future__ import annotations
+
+from sb3_extra_buffers.persistence.description import CLASSES
+from tests.histories import visits
+from tests.histories.plans import AUTO, LEARNING, Name, methods_of, worlds_of
+
+BUFFERS = sorted(CLASSES)
+STEPS, LEARNING_STEPS = 200, 700
+PICTURES = {"stack", "stack, channels last", "stack of RGB", "RGB", "uint16", "float images", "Dict", "goals"}
+"""Worlds where there is something to learn."""
+KERNEL_STEPS = 24
+"""Few, because Triton's interpreter is slow."""
+
+
+def short_histories(buffer: str) -> list[Name]:
+    """A history in some world for each method; longer ones, in several worlds, for methods that learn."""
+    worlds, names = worlds_of(buffer), []
+    pictures = [world for world in worlds if world in PICTURES] or worlds
+    shift = BUFFERS.index(buffer)  # so that classes differ in what they meet in which world
+    for i, method in enumerate(methods_of(buffer)):
+        if method in LEARNING:
+            for number in range(2 if "Dict" in buffer or "Her" in buffer else 4):
+                world = pictures[(i + number + shift) % len(pictures)]
+                names.append(Name(buffer, method, world, LEARNING_STEPS, number))
+        names.append(Name(buffer, method, worlds[(i + shift) % len(worlds)], STEPS, 0))
+    return names
+
+
+def visits_of(buffer: str) -> set[str]:
+    """What the histories of a class must visit, at least ten times each."""
+    kinds = {
+        visits.REFERENCES, visits.INDEX_GROWTH, visits.INDEX_WRAP, visits.ARENA_GROWTH, visits.REBUILDS,
+        visits.RENUMBERINGS,
+    }  # fmt: skip
+    if AUTO in methods_of(buffer) and not buffer.startswith("Gpu"):
+        kinds |= {visits.DICTIONARIES, visits.CODEC_CHANGES}
+    if "Rollout" in buffer:
+        kinds |= {visits.PHANTOMS} if not buffer.startswith("Gpu") else set()
+    else:
+        kinds |= {visits.ARENA_WRAP, visits.ARENA_MOVES}
+    return kinds
+
+
+def kernel_histories() -> list[Name]:
+    """For the kernels in Triton, which its interpreter can run anywhere."""
+    return [
+        Name(buffer, method, "tiny stack", KERNEL_STEPS, 0)
+        for buffer in ("GpuReplayBuffer", "GpuRolloutBuffer")
+        for method in ("delta", "rle")
+    ]

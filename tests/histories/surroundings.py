@@ -1,0 +1,91 @@
+"""What a history runs in: constants made small, a clock that can be repeated, and the device's code on a CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from tests.histories.plans import Plan
+
+SMALL: dict[str, dict[str, Any]] = {
+    "codecs.zstd_dict": {
+        "_DICTIONARY_FRAMES": 3,
+        "_SAMPLES": 8,
+        "_SPREAD": 3,
+        "_BASELINE_RECORDS": 24,
+        "_WORTH_RENEWING": 0.25,
+    },
+    "gpu_buffers.delta_codec": {"_LOOK_AFTER": 2},
+    "gpu_buffers.device_arena": {"_SMALLEST_STEP": 1 << 8, "_STAGED_BYTES": 1 << 12, "_MOVED_AT_ONCE": 1 << 9},
+    "gpu_buffers.device_frame_store": {"_WAITING_STEPS": 3},
+    "gpu_buffers.device_writer": {"_RING_STEPS": 4},
+    "gpu_buffers.observation_store": {"REVIEW_STEPS": 40},
+    "persistence.folder": {"_WORTH_A_FLUSH": 1 << 13},
+    "storage.arena": {"_SMALLEST_STEP": 1 << 8},
+    "storage.extent_arena": {"_SMALLEST_STEP": 1 << 10},
+    "storage.frame_store": {"_PIECE": 5, "_CACHE_BYTES": 1 << 14},
+    "storage.memory": {"_PIECE": 1 << 10},
+    "storage.observation_slots": {"_WORTH_COMPACTING": 1 << 12, "_PIECE": 7},
+    "storage.observation_store": {
+        "_DECISION_STEPS": 20,
+        "_FEWEST_STEPS": 12,
+        "_RECONSIDER_AT": 60,
+        "_RECONSIDER_STEPS": 24,
+        "REVIEW_STEPS": 40,
+        "_LAST_FRAME_NUMBER": 400,
+    },
+}
+"""Constants that decide how often something rare happens. Nothing that is stored depends on them."""
+
+
+@contextlib.contextmanager
+def surroundings(plan: Plan, rng: np.random.Generator) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        if plan.shrunk:
+            for module_name, constants in SMALL.items():
+                module = importlib.import_module(f"sb3_extra_buffers.{module_name}")
+                for name, value in constants.items():
+                    stack.enter_context(patch.object(module, name, value))
+        stack.enter_context(_seeded_clock(rng))
+        stack.enter_context(_device_path(plan.path))
+        yield
+
+
+@contextlib.contextmanager
+def _seeded_clock(rng: np.random.Generator) -> Iterator[None]:
+    """``auto`` weighs measured times, so its choice would not be the same again. With times that are drawn it is, and
+    each of its candidates is chosen now and then."""
+    from sb3_extra_buffers.storage import choice
+
+    times = itertools.accumulate(float(rng.exponential(1e-4)) for _ in itertools.count())
+    with patch.object(choice, "time", SimpleNamespace(thread_time=lambda: next(times))):
+        yield
+
+
+@contextlib.contextmanager
+def _device_path(path: str) -> Iterator[None]:
+    """``tensors``: observations that are on the device are encoded there; ``kernels``: by Triton, or its interpreter.
+
+    On a CPU, neither would be taken.
+    """
+    if path not in ("tensors", "kernels"):
+        yield
+        return
+    from sb3_extra_buffers.gpu_buffers import device_writer, kernels, replay_buffer
+
+    def uses_triton(device: Any) -> bool:
+        return path == "kernels"
+
+    with (
+        patch.object(device_writer, "encodes_on", lambda device, codec: codec.name != "zstd"),
+        patch.object(kernels, "uses_triton", uses_triton),
+        patch.object(replay_buffer, "uses_triton", uses_triton),
+    ):
+        yield

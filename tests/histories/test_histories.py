@@ -1,0 +1,27 @@
+"""What SB3's buffers and ours give is the same, whatever was done to them before and however long."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.histories.plans import Name
+from tests.histories.running import run_history
+from tests.histories.short import BUFFERS, kernel_histories, short_histories, visits_of
+from tests.histories.visits import CODEC_CHANGES, KINDS, REFERENCES, RENUMBERINGS, Visits
+
+FEWEST_VISITS = dict.fromkeys(KINDS, 10) | {CODEC_CHANGES: 1, REFERENCES: 4, RENUMBERINGS: 4}
+"""Of each class. There are many of them: together they visit everything far more often than ten times."""
+
+
+@pytest.mark.parametrize("buffer", BUFFERS)
+def test_long_histories(buffer: str) -> None:
+    visits = Visits()
+    for name in short_histories(buffer):
+        run_history(name, visits)
+    missed = {kind: visits[kind] for kind in sorted(visits_of(buffer)) if visits[kind] < FEWEST_VISITS[kind]}
+    assert not missed, f"Histories were too tame to prove something: {missed} of {dict(visits)}."
+
+
+@pytest.mark.parametrize("name", kernel_histories(), ids=str)
+def test_long_histories_by_kernel(name: Name) -> None:
+    run_history(name, path="kernels")
