@@ -47,6 +47,8 @@ _OF_WHOEVER_LOADS = {"storage", "path", "device"}
 
 _NUMBERS = ("buffer_size", "n_envs", "gamma", "gae_lambda", "n_steps", "alpha", "epsilon", "n_sampled_goal")
 """Arguments that constructors take on trust."""
+_MOST_STEPS = 1 << 20
+"""Of an n-step return: a batch takes memory for all of them."""
 
 _PACKAGE = __name__.split(".", maxsplit=1)[0]
 
@@ -74,6 +76,8 @@ def arguments_of(file: Container) -> dict[str, Any]:
         value = arguments.get(name, 1)
         if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
             raise CorruptDataError(f"{file.path} makes no sense: {name} is {value!r}, not a number.")
+    if arguments.get("n_steps", 1) > _MOST_STEPS:
+        raise CorruptDataError(f"{file.path} makes no sense: returns of {arguments['n_steps']} steps.")
     return arguments
 
 
