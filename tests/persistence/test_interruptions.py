@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from stable_baselines3 import DQN
+from tqdm import tqdm
 
 from sb3_extra_buffers.compressed import CompressedReplayBuffer
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
@@ -228,3 +230,18 @@ def test_a_full_disk_while_flushing(room: int, transitions: list[Any], tmp_path:
     after = draw(buffer, 0)
     buffer.close()
     assert_same(draw(CompressedReplayBuffer.load(tmp_path / "folder", "cpu"), 0), after)
+
+
+def test_a_lock_that_a_killed_process_kept_is_not_waited_for(transitions: list[Any], tmp_path: Path) -> None:
+    """tqdm's is shared by all forks, and one that is killed while it holds the lock never gives it back."""
+    buffer, lock = filled(transitions[:20]), tqdm.get_lock()
+
+    def save_and_load() -> None:
+        buffer.save(tmp_path / "buffer")
+        CompressedReplayBuffer.load(tmp_path / "buffer", "cpu")
+
+    with lock:
+        thread = threading.Thread(target=save_and_load, daemon=True)
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive()
