@@ -123,6 +123,15 @@ def test_arguments_that_are_not_a_files_to_choose(
     assert [entry.name for entry in tmp_path.iterdir()] == ["changed"]
 
 
+@pytest.mark.parametrize("value", [None, "0.9", [], True, {"$float": "nan"}])
+def test_numbers_that_are_none(value: Any, files: Callable[[str], tuple[Path, Any]], tmp_path: Path) -> None:
+    meta, arrays = contents(files("prioritized")[0])
+    meta["arguments"]["gamma"] = value
+    write(tmp_path / "changed", meta, arrays)
+    with pytest.raises(CorruptDataError, match=r"gamma is .*, not a number"):
+        BaseCompressedBuffer.load(tmp_path / "changed", "cpu")
+
+
 def test_values_that_are_nested_without_end(files: Callable[[str], tuple[Path, Any]], tmp_path: Path) -> None:
     meta, arrays = contents(files("delta")[0])
     nested: Any = []

@@ -79,9 +79,20 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over(damage: str, tmp_path: Pa
         dqn().save(newest / damage)
     else:
         buffer = CompressedReplayBuffer.load(newest / damage)
+        buffer.rewards[0] += 1
         buffer.save(newest / damage)
     assert CheckpointBufferCallback.newest(tmp_path) not in (None, newest)
     assert CheckpointBufferCallback.resume(DQN, tmp_path).num_timesteps == 50
+
+
+def test_files_of_another_kind_of_run_do_not_stay(tmp_path: Path) -> None:
+    """PPO saves no buffer, so that of DQN, from an earlier run in the same folder, is not part of its checkpoint."""
+    model = dqn(VecNormalize(make_vec_env("CartPole-v1", seed=0)))
+    model.learn(150, callback=CheckpointBufferCallback(50, tmp_path))
+    ppo = PPO("MlpPolicy", "CartPole-v1", n_steps=16, batch_size=16, device="cpu")
+    ppo.learn(64, callback=CheckpointBufferCallback(16, tmp_path))
+    for folder in tmp_path.iterdir():
+        assert sorted(entry.name for entry in folder.iterdir()) == ["complete.json", "model.zip"]
 
 
 def test_a_run_that_starts_anew_in_an_old_folder_is_the_newest(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import math
+import numbers
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +45,11 @@ CLASSES = {
 _OF_WHOEVER_LOADS = {"storage", "path", "device"}
 """Arguments that a file has no say in: a stranger's could make a buffer write to any place on the disk."""
 
+_NUMBERS = ("buffer_size", "n_envs", "gamma", "gae_lambda", "n_steps", "alpha", "epsilon", "n_sampled_goal")
+"""Arguments that constructors take on trust."""
+_MOST_STEPS = 1 << 20
+"""Of an n-step return: a batch takes memory for all of them."""
+
 _PACKAGE = __name__.split(".", maxsplit=1)[0]
 
 
@@ -65,6 +72,12 @@ def arguments_of(file: Container) -> dict[str, Any]:
         raise CorruptDataError(f"{file.path} makes no sense: it has no arguments for a buffer.")
     if elsewhere := sorted(_OF_WHOEVER_LOADS & arguments.keys()):
         raise CorruptDataError(f"{file.path} makes no sense: no saved buffer has the arguments {elsewhere}.")
+    for name in _NUMBERS:
+        value = arguments.get(name, 1)
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+            raise CorruptDataError(f"{file.path} makes no sense: {name} is {value!r}, not a number.")
+    if arguments.get("n_steps", 1) > _MOST_STEPS:
+        raise CorruptDataError(f"{file.path} makes no sense: returns of {arguments['n_steps']} steps.")
     return arguments
 
 

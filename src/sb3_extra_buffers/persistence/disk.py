@@ -22,6 +22,14 @@ def sync_directory(path: Path) -> None:
             os.close(descriptor)
 
 
+def sync_all(folder: Path) -> None:
+    """For files in it that others have written."""
+    for path in folder.iterdir():
+        with path.open("r+b") as file:
+            sync(file)
+    sync_directory(folder)
+
+
 def create(path: Path) -> BinaryIO:
     """A new file, also where there is one of that name. Where that is a link, what it leads to is left alone."""
     path.unlink(missing_ok=True)

@@ -57,13 +57,17 @@ class CheckpointBufferCallback(BaseCallback):
         folder, number = self._next()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _COMPLETE).unlink(missing_ok=True)
-        buffer = self._buffer()
+        buffer, normalization = self._buffer(), self.model.get_vec_normalize_env()
         if buffer is not None:
             buffer.save(folder / _BUFFER)
         self.model.save(folder / _MODEL)
-        normalization = self.model.get_vec_normalize_env()
         if normalization is not None:
             normalization.save(str(folder / _VEC_NORMALIZE))
+        # What an earlier run has left there and this one has no use for is not part of this checkpoint.
+        for name, saved in ((_BUFFER, buffer), (_VEC_NORMALIZE, normalization)):
+            if saved is None:
+                (folder / name).unlink(missing_ok=True)
+        disk.sync_all(folder)
         disk.replace(folder / _COMPLETE, json.dumps({"number": number, **_contents(folder)}).encode())
         self._saved_at = self.num_timesteps
         if self.verbose:
