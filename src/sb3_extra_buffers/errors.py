@@ -14,7 +14,7 @@
     ├── SaveError(OSError)                 a file could not be written
     ├── EnvironmentMakeError(ValueError)   an environment that cannot be made
     ├── WorkerError(RuntimeError)          a process that measures has died
-    ├── MismatchError(AssertionError)      other values than those of SB3's buffer
+    ├── MismatchError(ValueError)          other values than those of SB3's buffer
     └── MissingPackageError(ImportError)   an optional package is not installed
 
 Each also derives from the built-in exception that users would expect to catch.
@@ -79,7 +79,7 @@ class WorkerError(ExtraBuffersError, RuntimeError):
     """A process that was to measure something ended before it had."""
 
 
-class MismatchError(ExtraBuffersError, AssertionError):
+class MismatchError(ExtraBuffersError, ValueError):
     """A buffer gave other values than SB3's. It is a bug of this library."""
 
 
