@@ -52,10 +52,10 @@ STORAGE_FAULTS = [
         "data[self.tail + step : self.wrap + step - 1] = data[self.tail : self.wrap - 1]",
     ),
     Fault(
-        "a ring that is emptied up to its start stays wrapped",
+        "the ring frees a byte of its oldest record",
         ARENA,
-        "if self.wrap is not None and start < self.tail:",
-        "if self.wrap is not None and start < 0:",
+        "            self.wrap = None\n        self.tail = start\n",
+        "            self.wrap = None\n        self.tail = start + 1\n",
     ),
     Fault(
         "records that moved keep their old places",
@@ -104,10 +104,10 @@ STORAGE_FAULTS = [
         (*ROLLOUT, "CompressedMaskableRolloutBuffer"),
     ),
     Fault(
-        "an unfinished record goes on after a reset",
+        "a reset leaves an unfinished record behind",
         FRAMES,
-        "first_records = -(-self.heads // group)",
-        "first_records = self.heads // group",
+        "            first_records * group,\n            first_records * group,\n",
+        "            first_records * group,\n            self.heads,\n",
         (*ROLLOUT, "CompressedMaskableRolloutBuffer"),
     ),
     Fault(
