@@ -61,6 +61,18 @@ def test_buffers_of_a_few_slots(method: str, slots: int, device: str) -> None:
         check_rollout(buffers, transitions[first : first + slots])
 
 
+@pytest.mark.parametrize("dtype", [np.uint16, np.float32, np.float64])
+def test_a_batch_of_one(dtype: Any, device: str) -> None:
+    space = spaces.Box(0, 100, (70,), dtype)
+    buffers = replay_pair(space, device, compression_method="delta", frame_stack=None)
+    values = np.zeros((2, 70), dtype)
+    for step in range(60):
+        values[:, step] = step
+        for buffer in buffers:
+            buffer.add(values.copy(), values.copy(), np.zeros((2, 1)), np.zeros(2), np.zeros(2), [{}, {}])
+        sample_both(*buffers, batch_size=1, seed=step)
+
+
 @pytest.mark.parametrize("frames_per_record", [1, 2, 3, 16])
 def test_chains_of_frames(frames_per_record: int, device: str) -> None:
     options = {"compression_method": "delta", "compression_kwargs": {"frames_per_record": frames_per_record}}

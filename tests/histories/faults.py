@@ -52,10 +52,10 @@ STORAGE_FAULTS = [
         "data[self.tail + step : self.wrap + step - 1] = data[self.tail : self.wrap - 1]",
     ),
     Fault(
-        "a ring that is emptied up to its start stays wrapped",
+        "the ring frees a byte of its oldest record",
         ARENA,
-        "if self.wrap is not None and start < self.tail:",
-        "if self.wrap is not None and start < 0:",
+        "            self.wrap = None\n        self.tail = start\n",
+        "            self.wrap = None\n        self.tail = start + 1\n",
     ),
     Fault(
         "records that moved keep their old places",
@@ -104,10 +104,10 @@ STORAGE_FAULTS = [
         (*ROLLOUT, "CompressedMaskableRolloutBuffer"),
     ),
     Fault(
-        "an unfinished record goes on after a reset",
+        "a reset leaves an unfinished record behind",
         FRAMES,
-        "first_records = -(-self.heads // group)",
-        "first_records = self.heads // group",
+        "            first_records * group,\n            first_records * group,\n",
+        "            first_records * group,\n            self.heads,\n",
         (*ROLLOUT, "CompressedMaskableRolloutBuffer"),
     ),
     Fault(
@@ -127,6 +127,7 @@ STORAGE_FAULTS = [
         MATCHING,
         "    rest = np.uint8(0)\n    for i in range(8 * n_words, size):\n        rest |= left[i] ^ right[i]\n",
         "    rest = np.uint8(0)\n    for i in range(8 * n_words, size - 1):\n        rest |= left[i] ^ right[i]\n",
+        ("CompressedDictReplayBuffer", *REPLAY),
     ),
     Fault(
         "a comparison of stacks leaves out the last bytes",
@@ -147,10 +148,10 @@ STORAGE_FAULTS = [
         "row[:] = self.ends[column].reshape(-1).take(slots * self.n_envs + (envs + 1) % self.n_envs)",
     ),
     Fault(
-        "what an earlier codec stored goes one observation too early",
+        "what an earlier codec stored goes too early",
         SLOTS,
         "if (oldest < earlier.frames.heads).any()]",
-        "if (oldest + self.layout.stack < earlier.frames.heads).any()]",
+        "if (oldest + 60 < earlier.frames.heads).any()]",
         ("CompressedNStepReplayBuffer", "CompressedReplayBuffer", "CompressedHerReplayBuffer"),
     ),
     Fault(

@@ -42,6 +42,8 @@ MOODS = ("calm", "calm", "calm", "scroll", "drift", "cuts", "noise", "still", "b
 MOOD_CHANGES = 1 / 80
 SURPRISES = 0.02
 """How often the next step does not begin where the last one ended."""
+NEAR_MISSES = 0.03
+"""How often an observation is all but what was to be expected: only one number differs."""
 
 
 class Scenes:
@@ -71,7 +73,8 @@ class Scenes:
             self.mood = str(self.rng.choice(MOODS))
         if self.mood != "still":
             self.frames = [*self.frames[1:], self._next_frame()]
-        return np.concatenate(self.frames, axis=self.axis)
+        observation = np.concatenate(self.frames, axis=self.axis)
+        return near_miss(observation, self.rng) if self.rng.random() < NEAR_MISSES else observation
 
     def _next_frame(self) -> np.ndarray:
         rng = self.rng
@@ -147,6 +150,17 @@ class Parts:
         return {key: part.step() for key, part in self.parts.items()}
 
 
+def near_miss(observation: Observation, rng: np.random.Generator) -> Observation:
+    """The same but for one number: the first, the last, or any other."""
+    if isinstance(observation, dict):
+        key = str(rng.choice(list(observation)))
+        return {**observation, key: near_miss(observation[key], rng)}
+    other = observation.copy()
+    bits = other.reshape(-1).view(np.uint8).reshape(other.size, -1)
+    bits[int(rng.choice([0, -1, int(rng.integers(other.size))])), 0] ^= 1
+    return other
+
+
 def world_of(space: spaces.Space, rng: np.random.Generator) -> Any:
     if isinstance(space, spaces.Dict):
         return Parts(space, rng)
@@ -181,6 +195,8 @@ def transitions(
         )
         fresh = done | (rng.random(n_envs) < SURPRISES)
         now = [world.reset() if new else obs for world, new, obs in zip(worlds, fresh, reached, strict=True)]
+        for env in np.flatnonzero(~fresh & (rng.random(n_envs) < NEAR_MISSES)).tolist():
+            now[env] = near_miss(now[env], rng)
 
 
 def batch(observations: list[Observation]) -> Observation:

@@ -40,5 +40,6 @@ def decode_delta_torch(frames: DeviceFrames, hints: Hints, lanes: th.Tensor, num
         places = th.where(valid, steps.cumsum(1) - 1, n_words).clamp(max=n_words)
         words = windows(frames.heap, words_at[:, link], 4 * most_changes).view(th.int32)
         decoded.scatter_(1, places, words)
-    decoded_bytes = decoded.view(th.uint8)[:, : frames.frame_bytes]
+    # A copy, which contiguous() would not make of a single row: for wider numbers, the bytes must be aligned.
+    decoded_bytes = decoded.view(th.uint8)[:, : frames.frame_bytes].clone(memory_format=th.contiguous_format)
     return complete(frames, hints, lanes, numbers, records, decoded_bytes)
