@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +25,13 @@ from sb3_extra_buffers.gpu_buffers.observation_store import (
     DeviceStore,
     PackedObservationStore,
 )
-from sb3_extra_buffers.gpu_buffers.transfer import CPU
+from sb3_extra_buffers.gpu_buffers.places import HostBlocks
+from sb3_extra_buffers.gpu_buffers.transfer import CPU, keep_for
 from sb3_extra_buffers.gpu_buffers.utils import as_numpy_dtypes
 from sb3_extra_buffers.storage.config import CodecRecipe, StorageConfig
 from sb3_extra_buffers.storage.usage import MemoryUsage
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 METHODS = ("none", "rle", "zstd", "delta")
 _DEFAULT_FRAMES_PER_RECORD = 1
@@ -41,6 +45,19 @@ class GpuOptions(CommonOptions, total=False):
     buffer_device: th.device | str | None
     heap_bytes: int | None
     max_slot_bytes: int | None
+
+
+def normal_tensors(method: Method) -> Method:
+    """Let a method of a buffer do its work outside inference mode: what is made in it can never be changed again."""
+
+    @functools.wraps(method)
+    def outside(*args: Any, **kwargs: Any) -> Any:
+        if not th.is_inference_mode_enabled():
+            return method(*args, **kwargs)
+        with th.inference_mode(mode=False):
+            return method(*args, **kwargs)
+
+    return outside  # type: ignore[return-value]  # the same signature
 
 
 class BaseGpuBuffer(BaseCompressedBuffer):
@@ -60,6 +77,10 @@ class BaseGpuBuffer(BaseCompressedBuffer):
     """What ``device`` was when the buffer last made sure to be in the right place."""
     _outputs_stay = True
     """Whether batches are wanted where they are made."""
+    _stream: int | None = None
+    """The CUDA stream that last worked for this buffer, as CUDA knows it..."""
+    _last_stream: th.cuda.Stream | None = None
+    """... and as torch does."""
 
     def __init__(
         self,
@@ -96,6 +117,7 @@ class BaseGpuBuffer(BaseCompressedBuffer):
         self._max_slot_bytes = max_slot_bytes
         if max_slot_bytes is not None:
             warnings.warn("max_slot_bytes is deprecated: pass heap_bytes.", DeprecationWarning, stacklevel=2)
+        self._host_blocks = HostBlocks()
         super().__init__(
             buffer_size,
             observation_space,
@@ -120,6 +142,7 @@ class BaseGpuBuffer(BaseCompressedBuffer):
         """Memory on the device that this buffer takes, whether used or not."""
         return sum(store.device_bytes for store in self._device_stores.values())
 
+    @normal_tensors
     def to(self, device: th.device | str) -> BaseGpuBuffer:
         """Move everything to ``device``, where batches go from now on as well."""
         self.device = get_device(device)
@@ -131,7 +154,7 @@ class BaseGpuBuffer(BaseCompressedBuffer):
     def memory_usage(self) -> MemoryUsage:
         stores = self._device_stores.values()
         filled = self.size() / self.buffer_size
-        fields = round(filled * sum(array.nbytes for array in vars(self).values() if isinstance(array, np.ndarray)))
+        fields = round(filled * self._field_bytes)
         raw = sum(math.prod(store.shape) * store.dtype.itemsize for store in stores) * self._n_columns
         transitions = self.size() * self.n_envs
         packed = [store for store in stores if isinstance(store, PackedObservationStore)]
@@ -147,6 +170,10 @@ class BaseGpuBuffer(BaseCompressedBuffer):
             fields=fields,
             raw_equivalent=fields + transitions * raw,
         )
+
+    @property
+    def _field_bytes(self) -> int:
+        return sum(array.nbytes for array in vars(self).values() if isinstance(array, np.ndarray))
 
     def _arguments(self) -> dict[str, Any]:
         return {
@@ -181,11 +208,60 @@ class BaseGpuBuffer(BaseCompressedBuffer):
         if self._settled_for is self.device:
             return
         if self.buffer_device != self._location:
-            self._location = self.buffer_device
+            location = self.buffer_device
             for store in self._device_stores.values():
-                store.to(self._location)
+                store.to(location)
+            self._move_fields(location)
+            self._location, self._stream, self._last_stream = location, None, None
         self._outputs_stay = self._location == _with_index(th.device(self.device))
         self._settled_for = self.device
+
+    def _move_fields(self, location: th.device) -> None:
+        """What there is beside observations, to another device."""
+
+    def _follow_stream(self) -> None:
+        """Work goes on where the last left off: what one CUDA stream writes, another must wait for before it reads."""
+        if self._location.type != "cuda":
+            return
+        current = th._C._cuda_getCurrentRawStream(self._location.index)
+        if current != self._stream:
+            self._change_stream(current)
+
+    def _change_stream(self, raw: int) -> None:
+        current = th.cuda.current_stream(self._location)
+        if self._last_stream is not None:
+            current.wait_stream(self._last_stream)
+        self._stream, self._last_stream = raw, current
+        # What is freed now must not be handed to others while this stream may still be reading it.
+        keep_for(current, *self._device_tensors())
+
+    def _keep(self, step: Sequence[tuple[DeviceStore, Sequence[Any]]]) -> None:
+        """Observations that are tensors are read in the background. Their memory must not go to others before."""
+        if self._last_stream is not None:
+            for _, parts in step:
+                for part in parts:
+                    if isinstance(part, th.Tensor):
+                        part.record_stream(self._last_stream)
+
+    def check_device(self) -> None:
+        """Raise :class:`~sb3_extra_buffers.errors.CorruptDataError` if the device does not hold what it should.
+
+        Nothing is sent or moved for it, so that looking changes nothing.
+        """
+        with self._lock.held:
+            for store in self._device_stores.values():
+                store.check_device()
+
+    def _device_tensors(self) -> list[th.Tensor]:
+        return [tensor for store in self._device_stores.values() for tensor in store.device_tensors()]
+
+    def __getstate__(self) -> dict[str, Any]:
+        left_out = ("_stream", "_last_stream")
+        state = {name: value for name, value in self.__dict__.items() if name not in left_out}
+        return {**state, "_location": None, "_settled_for": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({"_host_blocks": HostBlocks(), **state})
 
     def _output(self, tensor: th.Tensor) -> th.Tensor:
         return tensor if self._outputs_stay else tensor.to(self.device)

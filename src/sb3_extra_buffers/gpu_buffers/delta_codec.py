@@ -8,6 +8,7 @@ import numpy as np
 
 from sb3_extra_buffers.codecs.base import FrameSpec, Indices
 from sb3_extra_buffers.codecs.delta import DeltaCodec, Words
+from sb3_extra_buffers.interruption import uninterrupted
 
 if TYPE_CHECKING:
     from sb3_extra_buffers.persistence.state import SavedState, State
@@ -30,15 +31,22 @@ class BatchDeltaCodec(DeltaCodec):
     def reference_frames(self) -> Words:
         return self._frames
 
-    def take_new_references(self) -> Indices:
-        """The numbers of reference frames that were written since the last call."""
-        numbers = np.unique(np.array(self._unsent, dtype=np.int64))
-        self._unsent.clear()
-        return numbers
+    @property
+    def uses(self) -> Indices:
+        """By how many records and lanes each reference frame is used. Number 0 is none, and always there."""
+        return self._uses._uses
 
-    def forget_what_was_taken(self) -> None:
-        """All reference frames count as new."""
-        self._unsent[:] = range(len(self._frames))
+    def unsent_references(self) -> Indices:
+        """The numbers of reference frames that are not on the device yet."""
+        return np.unique(np.array(self._unsent, dtype=np.int64))
+
+    def all_sent(self) -> None:
+        """All reference frames are on the device."""
+        self._unsent = []
+
+    def none_sent(self) -> None:
+        """No reference frame is on the device."""
+        self._unsent = list(range(len(self._frames)))
 
     def state(self) -> State:
         return {**super().state(), "unseen": self._unseen}
@@ -46,7 +54,7 @@ class BatchDeltaCodec(DeltaCodec):
     def restore(self, state: SavedState) -> None:
         super().restore(state)
         self._unseen = state.integer("unseen")
-        self.forget_what_was_taken()
+        self.none_sent()
 
     def _choose_references(self, first_frames: Words, lanes: Indices) -> Indices:
         self._make_room_for_lanes(int(lanes[-1]) + 1)
@@ -72,9 +80,10 @@ class BatchDeltaCodec(DeltaCodec):
         # Frames of zeros, which fill up stacks after a reset, say nothing about the scene.
         saved = (changes - recent_changes) * newest.any(axis=1)
         for row in self._weigh(own_lanes, saved, self._unseen // len(own_lanes)).tolist():
-            number = self._new_reference(own_lanes[row])
-            self._frames[number] = newest[row]
-            self._unsent.append(number)
+            with uninterrupted():
+                number = self._new_reference(own_lanes[row])
+                self._frames[number] = newest[row]
+                self._unsent.append(number)
 
     # For frames that are on the device, all lanes at once
 
@@ -82,6 +91,15 @@ class BatchDeltaCodec(DeltaCodec):
         """The reference of each lane."""
         self._make_room_for_lanes(n_lanes)
         return self._current[:n_lanes].copy()
+
+    @property
+    def current(self) -> Indices:
+        """The reference of each lane that has had one."""
+        return self._current
+
+    def most_references(self, more: int) -> int:
+        """At most so many reference frames there will be after ``more`` were renewed."""
+        return max(len(self._uses) + more, len(self._frames))
 
     def take_references(self, references: Indices) -> None:
         """Count uses by records that the device has encoded."""

@@ -12,7 +12,7 @@ import torch as th
 
 from sb3_extra_buffers.codecs.base import Codec, Indices
 from sb3_extra_buffers.codecs.none import NoneCodec
-from sb3_extra_buffers.gpu_buffers import batch_memory, kernels
+from sb3_extra_buffers.gpu_buffers import kernels
 from sb3_extra_buffers.gpu_buffers.kernels.batch import FieldBatch
 from sb3_extra_buffers.gpu_buffers.observation_store import DeviceStore, Observations
 from sb3_extra_buffers.gpu_buffers.places import Places
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 class DenseObservationStore(DeviceStore):
     """Observations as they are, in a tensor of all columns, slots and environments."""
+
+    _typed_view: th.Tensor | None = None
 
     def _start(self) -> None:
         # Bytes, because torch can do little with some dtypes.
@@ -55,10 +57,10 @@ class DenseObservationStore(DeviceStore):
         pass
 
     def write(self, column: int, slot: int, observations: Any, lanes: Indices | None = None) -> None:
-        target = self.values[column, slot]
         if isinstance(observations, th.Tensor):
-            target.copy_(observations.contiguous().view(len(observations), -1).view(th.uint8), non_blocking=True)
+            self._typed[column, slot].copy_(observations, non_blocking=True)
             return
+        target = self.values[column, slot]
         rows = np.ascontiguousarray(observations).reshape(len(observations), -1).view(np.uint8)
         if lanes is None:
             copy_into(target, rows)
@@ -76,7 +78,7 @@ class DenseObservationStore(DeviceStore):
             from sb3_extra_buffers.gpu_buffers.kernels.rows_triton import gather_rows
 
             shape = (len(places), self.values.shape[-1])
-            found = [batch_memory.empty(shape, th.uint8, self.device) for _ in columns]
+            found = [th.empty(shape, dtype=th.uint8, device=self.device) for _ in columns]
             gather_rows(places.for_kernels, [self.values[column] for column in columns], found, fields)
         else:
             envs = places.env_tensor
@@ -94,6 +96,27 @@ class DenseObservationStore(DeviceStore):
     def device_bytes(self) -> int:
         return self.values.nbytes
 
+    @property
+    def _typed(self) -> th.Tensor:
+        """The values as observations, (columns, slots, environments, *shape)."""
+        if self._typed_view is None or self._typed_view.data_ptr() != self.values.data_ptr():
+            dtype = torch_dtype(self.stored_dtype)
+            self._typed_view = self.values.view(dtype).view(*self.values.shape[:3], *self.shape)
+        return self._typed_view
+
+    @property
+    def has_changed(self) -> bool:
+        return False
+
+    def device_tensors(self) -> list[th.Tensor]:
+        return [self.values]
+
+    def check(self) -> None:
+        self.check_device()
+
+    def check_device(self) -> None:
+        pass  # there is nothing but the observations
+
     def state(self) -> State:
         return {"values": self.values.cpu().numpy()}
 
@@ -102,4 +125,4 @@ class DenseObservationStore(DeviceStore):
         self.values = th.from_numpy(values).to(self.device)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "values": self.values.cpu(), "device": th.device("cpu")}
+        return {**self.__dict__, "values": self.values.cpu(), "_typed_view": None, "device": th.device("cpu")}

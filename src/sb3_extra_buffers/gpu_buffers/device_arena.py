@@ -65,6 +65,15 @@ class DeviceArena(Arena):
         copy: Bytes = self.heap.cpu().numpy()
         return copy
 
+    def data_with_what_is_staged(self) -> Bytes:
+        """The same without sending anything."""
+        copy: Bytes = self.heap.cpu().numpy()
+        if self.device.type == "cpu":
+            copy = copy.copy()
+        for start, data in self._staged:
+            copy[start : start + len(data)] = data
+        return copy
+
     @property
     def size(self) -> int:
         """Memory taken, without the slack."""
@@ -73,10 +82,10 @@ class DeviceArena(Arena):
     def write(self, start: int, data: Bytes) -> None:
         if self._staged and start <= self._staged[-1][0]:
             self.flush()  # the ring has begun anew: what is sent together must not overlap, for it arrives in no order
+        elif self._staged_bytes > _STAGED_BYTES:
+            self.flush()
         self._staged.append((start, data.copy()))
         self._staged_bytes += len(data)
-        if self._staged_bytes > _STAGED_BYTES:
-            self.flush()
 
     def flush(self, outbox: Outbox | None = None) -> None:
         """Send what is staged, now or with what else is in an outbox."""
@@ -84,10 +93,13 @@ class DeviceArena(Arena):
             with Outbox(self.device) as outbox:
                 self.flush(outbox)
             return
-        for start, data in self._staged:
-            outbox.put(self.heap, start, data)
-        self._staged.clear()
-        self._staged_bytes = 0
+        if self._staged:
+            for start, data in self._staged:
+                outbox.put(self.heap, start, data)
+            outbox.when_sent(self._all_sent)
+
+    def _all_sent(self) -> None:
+        self._staged, self._staged_bytes = [], 0
 
     def grow(self, size: int) -> tuple[int, int]:
         end = self.limit if self.wrap is None else self.wrap
@@ -102,26 +114,39 @@ class DeviceArena(Arena):
         if step < wanted and missing <= 0:
             return self.limit, 0
         self.flush()
-        larger = self.size
+        size_before = larger = self.size
         if end + step > larger:
             larger = int(min(max(end + step, larger * 9 // 8), larger + self.budget.left))
-            self.budget.taken += larger - self.size
         if self.wrap is None:
-            if larger > self.size:
+            if larger > size_before:
                 self._heap.resize(larger + self._slack)
+                self.budget.taken += larger - size_before
             self.limit += step
             return self.limit, 0
         boundary = self.tail
         upper = (self.tail, self.tail + step, self.wrap - self.tail)
-        if larger > self.size:
+        if larger > size_before:
             self._heap.move(larger + self._slack, ((0, 0, self.tail), upper))
+            self.budget.taken += larger - size_before
         else:
-            self.heap[upper[1] : upper[1] + upper[2]] = self.heap[upper[0] : upper[0] + upper[2]].clone()
+            self._move_up(*upper)
         self.tail += step
         self.wrap += step
         self.limit = max(self.limit, self.wrap)
         self.generation += 1
         return boundary, step
+
+    def _move_up(self, source: int, target: int, length: int) -> None:
+        """Move bytes to a later place that may overlap theirs: from the end on, in pieces, to take little memory."""
+        between = self.heap.new_empty(min(length, _MOVED_AT_ONCE))
+        for begin in reversed(range(0, length, _MOVED_AT_ONCE)):
+            piece = between[: min(_MOVED_AT_ONCE, length - begin)]
+            piece.copy_(self.heap[source + begin : source + begin + len(piece)])
+            self.heap[target + begin : target + begin + len(piece)].copy_(piece)
+
+    def return_old_memory(self) -> None:
+        """Nobody reads :attr:`heap` from before it last grew any more."""
+        self._heap.return_old_memory()
 
     def close_gaps(self, starts: Indices, lengths: Indices) -> None:
         """Move the blocks at ``starts``, given in the order in which they were written, to the beginning, side by side.
@@ -156,9 +181,10 @@ class DeviceArena(Arena):
 
     def _restore_bytes(self, state: SavedState) -> int:
         stored = state.array("bytes", np.uint8, (None,))
+        heap = RawBuffer(len(stored) + self._slack, self.device)
+        copy_into(heap.bytes[: len(stored)], stored)
         self.budget.taken += len(stored) - self.size
-        self._heap = RawBuffer(len(stored) + self._slack, self.device)
-        copy_into(self.heap[: len(stored)], stored)
+        self._heap = heap
         return len(stored)
 
     def to(self, device: th.device) -> None:

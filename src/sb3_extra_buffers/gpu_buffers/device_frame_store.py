@@ -8,6 +8,7 @@ frames and waiting frames. :meth:`DeviceFrameStore.flush` brings that copy up to
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,11 @@ from sb3_extra_buffers.gpu_buffers.kernels.delta_torch import decode_delta_torch
 from sb3_extra_buffers.gpu_buffers.kernels.frames import LENGTH_BITS, DeviceFrames, Hints
 from sb3_extra_buffers.gpu_buffers.kernels.rle_torch import decode_rle_torch
 from sb3_extra_buffers.gpu_buffers.kernels.zstd_nvcomp import decode_zstd_nvcomp
+from sb3_extra_buffers.gpu_buffers.raw_buffer import RawBuffer
 from sb3_extra_buffers.gpu_buffers.record_decoding import decode_plan, plan_records
-from sb3_extra_buffers.gpu_buffers.transfer import Outbox, upload
+from sb3_extra_buffers.gpu_buffers.record_validation import check_records
+from sb3_extra_buffers.gpu_buffers.transfer import Outbox, copy_into, upload
+from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.lanes import numbers_from
 from sb3_extra_buffers.storage.stacking import StackLayout
@@ -90,10 +94,15 @@ class DeviceFrameStore(FrameStore):
             self._encode_waiting(oldest)
 
     def clear(self) -> None:
-        super().clear()
-        self._most_waiting = 0
-        self._any_raw = False
-        self._changed = True
+        with uninterrupted():
+            super().clear()
+            self._most_waiting = 0
+            self._any_raw = False
+            self._changed = True
+
+    def release(self, oldest: Indices) -> None:
+        with uninterrupted():  # what records refer to, and which records there are
+            super().release(oldest)
 
     def gather(self, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
         """For the host, which waits for it. Batches for training are gathered by the observation store."""
@@ -174,6 +183,7 @@ class DeviceFrameStore(FrameStore):
 
     def restore(self, state: SavedState) -> None:
         super().restore(state)
+        check_records(self)  # kernels do not look whether what they read makes sense
         self._most_waiting = int((self.heads - self.encoded).max())
         self._any_raw = bool((self.lengths == self.codec.record_bytes).any())
         self._forget_copy()
@@ -183,8 +193,11 @@ class DeviceFrameStore(FrameStore):
     @property
     def device_bytes(self) -> int:
         """Memory on the device, whether in use or not."""
-        frames = self.copy
-        return sum(tensor.nbytes for tensor in frames if isinstance(tensor, th.Tensor))
+        return sum(tensor.nbytes for tensor in self.device_tensors())
+
+    def device_tensors(self) -> list[th.Tensor]:
+        """Everything on the device that kernels read."""
+        return [tensor for tensor in self._copy if isinstance(tensor, th.Tensor)]
 
     @property
     def copy(self) -> DeviceFrames:
@@ -205,9 +218,16 @@ class DeviceFrameStore(FrameStore):
         if isinstance(self.codec, BatchDeltaCodec):
             self._copy_references(self.codec, outbox)
         self._copy_waiting(outbox)
+        self._read_new_heap()
+        outbox.when_sent(self._all_sent)
+
+    def _all_sent(self) -> None:
+        self._changed = False
+
+    def _read_new_heap(self) -> None:
         if self._copy.heap is not self.arena.heap:
             self._copy = self._copy._replace(heap=self.arena.heap)
-        self._changed = False
+        self.arena.return_old_memory()
 
     def _encode_waiting(self, oldest: Callable[[], Indices]) -> None:
         """Encode all complete records of all lanes at once."""
@@ -219,46 +239,53 @@ class DeviceFrameStore(FrameStore):
         positions = numbers * group % self.ring.shape[1]
         frames = self.ring[lanes[:, None], positions[:, None] + np.arange(group)]
         data, lengths, references = self.codec.encode(frames.reshape(len(lanes), -1), lanes)
+        encoded_before = self.encoded
         try:
-            starts = self._enter_records(counts, lanes, numbers, lengths, references, oldest)
-        except CapacityError:
-            self.codec.release(references)
+            starts = self._room_for(counts, lengths, oldest)
+            self.arena.write(int(starts[0]), data)
+            self._enter(counts, lanes, numbers, starts, lengths, references)
+        except BaseException:
+            if self.encoded is encoded_before:
+                self.codec.release(references)
             raise
-        self.arena.write(int(starts[0]), data)
         self._most_waiting = int((self.heads - self.encoded).max())
 
-    def _enter_records(
-        self,
-        counts: Indices,
-        lanes: Indices,
-        numbers: Indices,
-        lengths: Indices,
-        references: Indices,
-        oldest: Callable[[], Indices],
-    ) -> Indices:
-        """Find room for records, and enter them into the index. Returns where they start, one after the other."""
-        group, size = self.codec.frames_per_record, int(lengths.sum())
+    def _room_for(self, counts: Indices, lengths: Indices, oldest: Callable[[], Indices]) -> Indices:
+        """Find room for records, ``counts`` for each lane. Returns where they start, one after the other."""
         self._make_index_room(counts, oldest)
-        starts: Indices = self._allocate(size, oldest) + np.cumsum(lengths) - lengths
+        starts: Indices = self._allocate(int(lengths.sum()), oldest) + np.cumsum(lengths) - lengths
+        return starts
+
+    def _enter(
+        self, counts: Indices, lanes: Indices, numbers: Indices, starts: Indices, lengths: Indices, references: Indices
+    ) -> None:
+        """Enter records that have been written into the index. They are there once ``encoded`` says so, not before."""
+        group = self.codec.frames_per_record
         places = lanes * self.starts.shape[1] + numbers % self.starts.shape[1]
         self.starts.reshape(-1)[places] = starts
         self.lengths.reshape(-1)[places] = lengths
         self._has_references = True
         self.references.reshape(-1)[places] = references
-        self.encoded += counts * group
-        self._bytes_encoded += size
-        self._frames_encoded += group * len(lanes)
         self._any_raw = self._any_raw or int(lengths.max()) == self.codec.record_bytes
+        self._bytes_encoded += int(lengths.sum())
+        self._frames_encoded += group * len(lanes)
         self._changed = True
-        return starts
+        self.encoded = self.encoded + counts * group
 
     def _allocate(self, size: int, oldest: Callable[[], Indices]) -> int:
-        try:
-            return super()._allocate(size, oldest)
-        except CapacityError:
-            if not self._close_gaps(size):
-                raise
-            return super()._allocate(size, oldest)
+        if not self._index_is_full():
+            start = self.arena.allocate(size)
+            if start is not None:
+                return start
+        with uninterrupted():  # records that move and the index that tells where they are change together
+            try:
+                return super()._allocate(size, oldest)
+            except CapacityError:
+                if not self._close_gaps(size):
+                    raise
+                return super()._allocate(size, oldest)
+            finally:
+                self._read_new_heap()
 
     def _close_gaps(self, size: int) -> bool:
         """Make room by moving live records together, if that gives ``size`` bytes; says whether it did.
@@ -294,14 +321,19 @@ class DeviceFrameStore(FrameStore):
             while missing(self.starts.shape[1] // 16) > 0:
                 self._grow_index()
 
+    def _grow_index(self) -> None:
+        with uninterrupted():  # its parts have one size
+            super()._grow_index()
+
     def _forget_copy(self) -> None:
         device, frame_bytes = self.device, self.codec.frame.nbytes
         n_words = -(-frame_bytes // 4)
         self._copied_generation = -1
+        self._index_memory = self._table_memory = RawBuffer(0, device)
         self._copied_records = np.zeros(self.n_lanes, dtype=np.int64)
         self._changed = True
         if isinstance(self.codec, BatchDeltaCodec):
-            self.codec.forget_what_was_taken()
+            self.codec.none_sent()
         self._copy = DeviceFrames(
             heap=self.arena.heap,
             records=th.zeros((self.n_lanes, 0, 2), dtype=th.int64, device=device),
@@ -321,7 +353,11 @@ class DeviceFrameStore(FrameStore):
             index = np.empty((self.n_lanes, capacity, 2), dtype=np.int64)
             index[..., 0] = self.starts
             index[..., 1] = packed_entries(self.lengths, self.references)
-            self._copy = self._copy._replace(records=upload(index, self.device))
+            memory = RawBuffer(index.nbytes, self.device)
+            records = memory.bytes.view(th.int64).view(index.shape)
+            copy_into(records, index)
+            self._copy = self._copy._replace(records=records)
+            self._index_memory = memory
             self._copied_generation = self.arena.generation
         else:
             # Lanes may have been cleared, or may have gone round since the last time.
@@ -333,20 +369,29 @@ class DeviceFrameStore(FrameStore):
                 entries[:, 0] = self.starts.reshape(-1)[places]
                 entries[:, 1] = packed_entries(self.lengths.reshape(-1)[places], self.references.reshape(-1)[places])
                 outbox.put_rows(self._copy.records.view(-1, 2), places, entries)
+        outbox.when_sent(functools.partial(self._index_sent, last))
+
+    def _index_sent(self, last: Indices) -> None:
         self._copied_records = last
 
     def _copy_references(self, codec: BatchDeltaCodec, outbox: Outbox) -> None:
-        numbers = codec.take_new_references()
+        numbers = codec.unsent_references()
         if len(numbers):
             self._grow_table(len(codec.reference_frames))
             outbox.put_rows(self._copy.table, numbers, codec.reference_frames[numbers].view(np.int32))
+            outbox.when_sent(codec.all_sent)
 
     def _grow_table(self, size: int) -> None:
         table = self._copy.table
         if len(table) < size:
-            larger = table.new_zeros((max(size, len(table) * 9 // 8), table.shape[1]))
+            shape = (max(size, len(table) * 9 // 8), table.shape[1])
+            memory = RawBuffer(4 * shape[0] * shape[1], self.device)
+            larger = memory.bytes.view(th.int32).view(shape)
             larger[: len(table)] = table
+            larger[len(table) :] = 0
             self._copy = self._copy._replace(table=larger)
+            del table
+            self._table_memory = memory
 
     def _copy_waiting(self, outbox: Outbox) -> None:
         lanes, numbers = self._waiting_frames()
@@ -359,10 +404,11 @@ class DeviceFrameStore(FrameStore):
             self._copy = self._copy._replace(any_waiting=len(lanes) > 0)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_copy"}
+        left_out = ("_copy", "_index_memory", "_table_memory")
+        return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        super().__setstate__(state)
         self._forget_copy()
 
 

@@ -6,6 +6,7 @@ the device; :class:`.dense_store.DenseObservationStore` keeps observations as th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -18,13 +19,13 @@ import torch as th
 from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.codecs.zstd import ZstdCodec
 from sb3_extra_buffers.errors import CapacityError
-from sb3_extra_buffers.gpu_buffers import batch_memory
+from sb3_extra_buffers.gpu_buffers.changes import Changes
+from sb3_extra_buffers.gpu_buffers.checking import check_frames, check_same
 from sb3_extra_buffers.gpu_buffers.delta_codec import BatchDeltaCodec
 from sb3_extra_buffers.gpu_buffers.device_arena import HeapBudget
-from sb3_extra_buffers.gpu_buffers.fields import Changes
 from sb3_extra_buffers.gpu_buffers.kernels.batch import FieldBatch, ObservationBatch
 from sb3_extra_buffers.gpu_buffers.places import Places
-from sb3_extra_buffers.gpu_buffers.tensor_frame_store import News, TensorFrameStore
+from sb3_extra_buffers.gpu_buffers.tensor_frame_store import News, Receiver, TensorFrameStore
 from sb3_extra_buffers.gpu_buffers.transfer import CPU, Outbox, torch_dtype, upload
 from sb3_extra_buffers.storage.config import CodecRecipe
 from sb3_extra_buffers.storage.frame_store import FrameStore
@@ -76,6 +77,11 @@ class DeviceStore(ObservationStore, ABC):
         :param fields: Fields to be gathered in the same launch, where :attr:`gathers_fields` says that this can be.
         """
 
+    @property
+    @abstractmethod
+    def has_changed(self) -> bool:
+        """Whether there is something to :meth:`flush`."""
+
     @abstractmethod
     def flush(self, outbox: Outbox) -> None:
         """Bring the device up to date, without waiting for it."""
@@ -84,6 +90,14 @@ class DeviceStore(ObservationStore, ABC):
     @abstractmethod
     def device_bytes(self) -> int:
         """Memory on the device, whether used or not."""
+
+    @abstractmethod
+    def device_tensors(self) -> list[th.Tensor]:
+        """Everything on the device that kernels read or write."""
+
+    @abstractmethod
+    def check_device(self) -> None:
+        """The part of ``check()`` that concerns what is on the device."""
 
     def checked_step(self, step: Sequence[Any]) -> list[Observations]:
         """The observations of a step, ready to be written: all on the host, or all on the device."""
@@ -119,6 +133,8 @@ class PackedObservationStore(DeviceStore):
     frames: FrameStore
 
     def __init__(self, n_slots: int, **kwargs: Any) -> None:
+        self._decide_again = False
+        """Whether observations are still on the host because there was no room for them on the device."""
         self._changes = Changes(n_slots)
         """Slots of which the device does not know yet."""
         self._news = Changes(n_slots)
@@ -143,6 +159,8 @@ class PackedObservationStore(DeviceStore):
         self._copy_ends()
 
     def make_room(self, step: Sequence[Observations]) -> None:
+        if self._decide_again:
+            self._decide()
         frames = self.device_frames
         if frames is None:
             return
@@ -157,20 +175,23 @@ class PackedObservationStore(DeviceStore):
 
     def write(self, column: int, slot: int, observations: npt.NDArray[Any], lanes: Indices | None = None) -> None:
         self._take_back()
-        super().write(column, slot, observations, lanes)
         self._changes.note(slot)
+        super().write(column, slot, observations, lanes)
 
     def write_step(self, places: list[tuple[int, int]], step: Sequence[Observations]) -> None:
         frames = self.device_frames
         if frames is None or not isinstance(step[0], th.Tensor):
-            super().write_step(places, step)
+            write = super().write  # make_room() has taken back what the device knew
+            for (column, slot), observations in zip(places, step, strict=True):
+                self._changes.note(slot)
+                write(column, slot, observations)  # type: ignore[arg-type]  # no tensors
             return
         ends = [self._ends_copies[column] for column, _ in places]
         slots = [slot for _, slot in places]
-        frames.append_on_device([self._cut(tensor) for tensor in step], ends, slots)  # type: ignore[arg-type]
         for slot in slots:
             self._news.note(slot)
             self.slots_used = max(self.slots_used, slot + 1)
+        frames.append_on_device([self._cut(tensor) for tensor in step], ends, slots)  # type: ignore[arg-type]
         self._steps += 1
         if self._steps % REVIEW_STEPS == 0:
             self._review()
@@ -178,11 +199,12 @@ class PackedObservationStore(DeviceStore):
             self.compact()
 
     def clear(self) -> None:
+        self._changes.note_all()
         super().clear()
         for copy in self._ends_copies:
             copy.zero_()
-        self._changes.take()
-        self._news.take()
+        self._news.forget()
+        self._changes.forget()
 
     def read(self, wanted: list[tuple[int, Indices]], envs: Indices, device: th.device = CPU) -> list[npt.NDArray[Any]]:
         self._learn_ends()
@@ -200,8 +222,9 @@ class PackedObservationStore(DeviceStore):
                 from sb3_extra_buffers.gpu_buffers.kernels.fields_triton import gather_fields
 
                 gather_fields(places.for_kernels, len(places.slots), fields)
+        # All columns are decoded in one go, but what is given away is nobody else's.
         observations = self._read_by_torch(frames, columns, places)
-        return [self._as_output(self._merge(part)) for part in observations]
+        return [self._as_output(self._merge(part)).clone() for part in observations]
 
     def _launch(
         self, frames: TensorFrameStore, columns: list[int], places: Places, fields: FieldBatch | None
@@ -209,7 +232,7 @@ class PackedObservationStore(DeviceStore):
         n, layout, is_bytes = len(places), self.layout, self.stored_dtype == np.uint8
         as_it_is = is_bytes and layout.is_contiguous
         shape = self.shape if as_it_is else (layout.stack, layout.frame.nbytes)
-        outs = [batch_memory.empty((n, *shape), th.uint8, self.device) for _ in columns]
+        outs = [th.empty((n, *shape), dtype=th.uint8, device=self.device) for _ in columns]
         frames.launch(
             ObservationBatch(places.for_kernels, [self._ends_copies[column] for column in columns], outs, fields)
         )
@@ -234,6 +257,11 @@ class PackedObservationStore(DeviceStore):
         device_firsts = (ends.to(th.int64) & 0xFFFFFFFF) - stack
         return list(frames.decode(envs.repeat(len(columns)), device_firsts, hints).chunk(len(columns)))
 
+    @property
+    def has_changed(self) -> bool:
+        frames = self.device_frames
+        return frames is not None and (bool(self._changes.count) or frames.is_ahead or frames.has_changed)
+
     def flush(self, outbox: Outbox) -> None:
         if (frames := self.device_frames) is None:
             return
@@ -245,9 +273,10 @@ class PackedObservationStore(DeviceStore):
             return
         frames.encode_waiting(self._oldest)
         frames.flush(outbox)
-        for part in self._changes.take():
+        for part in self._changes.slices():
             for copy, ends in zip(self._ends_copies, self.ends, strict=True):
                 outbox.put(copy, part.start, ends[part].view(np.int32))
+        outbox.when_sent(self._changes.forget)
 
     @property
     def device_bytes(self) -> int:
@@ -255,17 +284,51 @@ class PackedObservationStore(DeviceStore):
         ends_bytes = sum(copy.nbytes for copy in self._ends_copies)
         return ends_bytes + (0 if frames is None else frames.device_bytes)
 
+    def device_tensors(self) -> list[th.Tensor]:
+        frames = self.device_frames
+        return [*self._ends_copies, *([] if frames is None else frames.device_tensors())]
+
+    def check(self) -> None:
+        if self.device_frames is None or not self.device_frames.is_ahead:  # otherwise the host knows only a part
+            super().check()
+        self.check_device()
+
+    def check_device(self) -> None:
+        """Raise :class:`~sb3_extra_buffers.errors.CorruptDataError` if something is not as it must be.
+
+        Nothing is sent or moved that would not be otherwise, so that looking changes nothing.
+        """
+        frames = self.device_frames
+        if frames is None:
+            return
+        check_frames(frames)
+        if not self._changes.count and not self._news.count:
+            for column, (copy, ends) in enumerate(zip(self._ends_copies, self.ends, strict=True)):
+                check_same(f"where the observations of column {column} end", copy.cpu().numpy().view(np.uint32), ends)
+
     def decide(self) -> None:
-        before = self.frames, self.layout, self.recipe, self.ends
+        # Observations have been written at this point, so it is too late to refuse them: they stay on the host, and the
+        # next ones are refused unless there is room then.
+        try:
+            self._decide()
+        except CapacityError:
+            self._decide_again = True
+
+    def _decide(self) -> None:
+        self._decide_again = False
         try:
             super().decide()
-        except CapacityError:
-            if self.device_frames is not None:
-                self.budget.taken -= self.device_frames.arena.size
-            self.frames, self.layout, self.recipe, self.ends = before
-            self.gathers_fields = False
-            self._decide_at = self._steps + 1
+        except BaseException:
+            self._decide_again = True
             raise
+
+    def _review(self) -> None:
+        with contextlib.suppress(CapacityError):  # there is no room for anything better
+            super()._review()
+
+    def compact(self) -> None:
+        with contextlib.suppress(CapacityError):
+            super().compact()
 
     def use(self, layout: StackLayout, recipe: CodecRecipe) -> None:
         if self._decide_at is not None:
@@ -281,10 +344,18 @@ class PackedObservationStore(DeviceStore):
 
     def rebuild(self, layout: StackLayout, recipe: CodecRecipe) -> None:
         self._take_back()
-        if self.device_frames is not None:
-            self.budget.taken -= self.device_frames.arena.size
-        super().rebuild(layout, recipe)
-        self._changes.note_all()
+        before, taken = dict(self.__dict__), self.budget.taken
+        try:
+            if self.device_frames is not None:
+                self.budget.taken -= self.device_frames.arena.size
+            super().rebuild(layout, recipe)
+        except BaseException:
+            # What is there already serves as it did.
+            self.__dict__.update(before)
+            self.budget.taken = taken
+            raise
+        finally:
+            self._changes.note_all()
 
     def renumber(self) -> None:
         self.rebuild(self.layout, self.recipe)
@@ -306,20 +377,23 @@ class PackedObservationStore(DeviceStore):
         """Let the host know everything."""
         frames = self.device_frames
         if frames is not None and frames.is_ahead:
+            self._learn_ends()  # first: it is for the device to say only as long as it is ahead
             frames.take_back(self._oldest)
-            self._learn_ends()
 
     def _learn_ends(self) -> None:
-        for part in self._news.take():
+        for part in self._news.slices():
             for copy, ends in zip(self._ends_copies, self.ends, strict=True):
                 ends[part] = copy[part].cpu().numpy().view(np.uint32)
+        self._news.forget()
 
     def _ends_for_host(self) -> News:
-        return [
-            (copy[part], functools.partial(_receive, ends, part))
-            for part in self._news.take()
-            for copy, ends in zip(self._ends_copies, self.ends, strict=True)
-        ]
+        tensors: list[th.Tensor] = []
+        receivers: list[Receiver] = []
+        for part in self._news.slices():
+            for copy, ends in zip(self._ends_copies, self.ends, strict=True):
+                tensors.append(copy[part])
+                receivers.append(functools.partial(_receive, ends, part))
+        return News(tensors, receivers, self._news.forget)
 
     def _cut(self, observations: th.Tensor) -> th.Tensor:
         """Observations as frames, ``(n, stack, frame_bytes)``."""
@@ -346,7 +420,7 @@ class PackedObservationStore(DeviceStore):
         return {name: value for name, value in self.__dict__.items() if name not in ("_ends_copies", "device")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update({"_decide_again": False, **state})
         self.to(CPU)
 
 

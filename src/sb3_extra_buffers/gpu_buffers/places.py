@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import os
 import threading
+from collections import deque
 
 import numpy as np
 import torch as th
@@ -15,7 +18,7 @@ from sb3_extra_buffers.gpu_buffers.transfer import to_device
 _BLOCKS = 16
 
 
-class _Block:
+class _Memory:
     """Pinned host memory for the numbers of one batch."""
 
     def __init__(self, memory: th.Tensor) -> None:
@@ -23,75 +26,128 @@ class _Block:
         self.tensor = memory
         self.array: Indices = memory.numpy()
 
-    def shaped(self, shape: tuple[int, int]) -> _Block:
+    def shape(self, shape: tuple[int, int]) -> None:
         if self.tensor.shape != shape:
             self.tensor = self._memory[: math.prod(shape)].view(shape)
             self.array = self.tensor.numpy()
-        return self
+
+
+class _Block:
+    """Memory that is somebody's. It goes back when nobody has the block any more, and so not before the kernel that
+    reads it was launched."""
+
+    __slots__ = ("_memory", "_returned", "array", "tensor")
+
+    def __init__(self, memory: _Memory, returned: deque[_Memory]) -> None:
+        self._memory = memory
+        self._returned = returned
+        self.tensor = memory.tensor
+        self.array = memory.array
+
+    def __del__(self) -> None:
+        self._returned.append(self._memory)  # without a lock: this may run at any point of any thread
 
 
 class _Rotation:
-    """Blocks that kernels read where they are, used in turns, chunk by chunk.
+    """Memory that kernels read where it is.
 
-    An event marks the end of a chunk, which costs less than one for each block would. A rotation serves one stream: an
-    event says nothing about others. Where the device is far behind, chunks are added, so that nobody waits for it.
+    What comes back may still be read by the device. An event for several blocks tells when it no longer is, which costs
+    less than one for each would. A rotation serves one stream: an event says nothing about others. Where the device is
+    far behind, memory is added, so that nobody waits for it.
     """
 
     def __init__(self, device: th.device, block_size: int) -> None:
-        self._device = device
+        self._stream = th.cuda.current_stream(device)
         self._block_size = block_size
         self._lock = threading.Lock()
-        self._chunks: list[tuple[list[_Block], th.cuda.Event]] = []
-        self._chunk = 0
-        self._place = _BLOCKS
+        self._ready: deque[_Memory] = deque()
+        self._returned: deque[_Memory] = deque()
+        self._in_use: deque[tuple[th.cuda.Event, list[_Memory]]] = deque()
+        """What the device may be reading, oldest first, and the event after which it no longer does."""
 
     def take(self, shape: tuple[int, int]) -> _Block:
-        with self._lock:
-            if self._place == _BLOCKS:
-                self._next_chunk()
-            block = self._chunks[self._chunk][0][self._place].shaped(shape)
-            self._place += 1
-        return block
+        try:
+            memory = self._ready.popleft()
+        except IndexError:
+            with self._lock:
+                memory = self._more()
+        memory.shape(shape)
+        return _Block(memory, self._returned)
 
-    def _next_chunk(self) -> None:
-        if self._chunks:
-            self._chunks[self._chunk][1].record(th.cuda.current_stream(self._device))
-            self._chunk = (self._chunk + 1) % len(self._chunks)
-        if not self._chunks or not self._chunks[self._chunk][1].query():  # type: ignore[no-untyped-call]
+    def mark(self) -> th.cuda.Event:
+        """An event after everything that has been launched so far."""
+        event = th.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return event
+
+    def _more(self) -> _Memory:
+        returned = [self._returned.popleft() for _ in range(len(self._returned))]
+        if returned:
+            self._in_use.append((self.mark(), returned))
+        if self._in_use and self._in_use[0][0].query():  # type: ignore[no-untyped-call]
+            free = self._in_use.popleft()[1]
+        else:
             memory = th.empty((_BLOCKS, self._block_size), dtype=th.int64, pin_memory=True)
-            chunk = [_Block(part) for part in memory.unbind(0)], th.cuda.Event()  # type: ignore[no-untyped-call]
-            self._chunks.insert(self._chunk, chunk)
-        self._place = 0
+            free = [_Memory(part) for part in memory.unbind(0)]
+        first = free.pop()
+        self._ready.extend(free)
+        return first
 
 
-@functools.cache
-def _rotation(device: th.device, stream: int, block_size: int) -> _Rotation:
-    return _Rotation(device, block_size)
+_closed: deque[tuple[th.cuda.Event, _Rotation]] = deque()
+"""Memory of buffers that are gone, until the device has read it."""
 
 
-def _host_memory(shape: tuple[int, int], device: th.device) -> tuple[th.Tensor, Indices]:
-    if device.type != "cuda":
-        array = np.empty(shape, dtype=np.int64)
-        return th.from_numpy(array), array
-    stream = th._C._cuda_getCurrentRawStream(device.index)
-    block = _rotation(device, stream, 1 << math.prod(shape).bit_length()).take(shape)
-    return block.tensor, block.array
+class HostBlocks:
+    """Pinned memory for the batches of one buffer, by size and stream. It goes with the buffer."""
+
+    def __init__(self) -> None:
+        self._rotations: dict[tuple[int | None, int, int], _Rotation] = {}
+        self._process = os.getpid()
+        while _closed and _closed[0][0].query():  # type: ignore[no-untyped-call]
+            _closed.popleft()
+
+    def take(self, shape: tuple[int, int], device: th.device) -> _Block:
+        stream = th._C._cuda_getCurrentRawStream(device.index)
+        key = device.index, stream, 1 << math.prod(shape).bit_length()
+        rotation = self._rotations.get(key)
+        if rotation is None:
+            rotation = self._rotations[key] = _Rotation(device, key[2])
+        return rotation.take(shape)
+
+    def __del__(self) -> None:
+        if self._process == os.getpid():  # a forked child has no device
+            with contextlib.suppress(Exception):  # nor has an interpreter that is shutting down
+                _closed.extend((rotation.mark(), rotation) for rotation in self._rotations.values())
+
+    def __reduce__(self) -> tuple[type[HostBlocks], tuple[()]]:
+        return HostBlocks, ()
+
+
+_shared = HostBlocks()
 
 
 class Places:
     """Slots and environments of a batch, known to both sides.
 
     :param slots: For each column to be read, the slots.
-    :param more: Numbers that travel along.
+    :param blocks: Where pinned memory for them comes from.
     """
 
-    def __init__(self, slots: list[Indices], envs: Indices, device: th.device, more: tuple[Indices, ...] = ()) -> None:
+    def __init__(self, slots: list[Indices], envs: Indices, device: th.device, blocks: HostBlocks = _shared) -> None:
         self.slots = slots
         self.envs = envs
         self.device = device
-        self.for_kernels, array = _host_memory((len(slots) + 1 + len(more), len(envs)), device)
+        shape = (len(slots) + 1, len(envs))
+        self._block: _Block | None = None
+        if device.type == "cuda":
+            self._block = block = blocks.take(shape, device)
+            self.for_kernels, array = block.tensor, block.array
+        else:
+            array = np.empty(shape, dtype=np.int64)
+            self.for_kernels = th.from_numpy(array)
         """The numbers, ``int64``, where kernels can read them without waiting for a copy."""
-        for row, numbers in enumerate((*slots, envs, *more)):
+        for row, numbers in enumerate((*slots, envs)):
             array[row] = numbers
 
     def __len__(self) -> int:
@@ -99,7 +155,7 @@ class Places:
 
     @functools.cached_property
     def tensor(self) -> th.Tensor:
-        """The same on the device: the slots of each column, the environments, and what there is more."""
+        """The same on the device: the slots of each column, and the environments."""
         return to_device(self.for_kernels, self.device)
 
     @property

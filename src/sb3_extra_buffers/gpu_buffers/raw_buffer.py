@@ -5,10 +5,34 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+from typing import Any
+
 import torch as th
 
 from sb3_extra_buffers.errors import CapacityError, ConfigurationError
 from sb3_extra_buffers.gpu_buffers.transfer import CPU, to_device
+
+_LARGE = 20 << 20
+"""From this size on torch's allocator asks CUDA for a piece of exactly the size that is wanted."""
+
+
+class _OwnPool:
+    """A part of torch's allocator that serves one piece of memory, and returns it to CUDA when that is freed.
+
+    Memory that grows leaves one piece after the other behind, each a little too small for the next. Torch would keep
+    all of them, which add up to many times what is in use.
+    """
+
+    def __init__(self) -> None:
+        self.pool = th.cuda.MemPool()
+        self._process = os.getpid()
+
+    def __del__(self) -> None:
+        if self._process != os.getpid():
+            # In a forked child there is no device that could be given anything back: the pool must stay for ever.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.pool))
 
 
 class RawBuffer:
@@ -16,9 +40,12 @@ class RawBuffer:
 
     def __init__(self, size: int, device: th.device | str = CPU) -> None:
         self.device = th.device(device)
-        self.storage = _allocate(size, self.device)
-        self.bytes = _view(self.storage)
+        storage, pool = _allocate(size, self.device)
+        self.storage: th.UntypedStorage = storage
+        self.bytes = _view(storage)
         """All of it as a tensor."""
+        # After what it serves, because attributes go in this order: a pool returns what nobody uses when it goes.
+        self._pools = [pool]
 
     def __len__(self) -> int:
         return self.storage.nbytes()
@@ -29,18 +56,26 @@ class RawBuffer:
 
     def move(self, size: int, parts: tuple[tuple[int, int, int], ...]) -> None:
         """Start anew with ``size`` bytes, of which ``parts``, given as (from, to, length), come from the old ones."""
-        old = self.bytes
-        self.storage = _allocate(size, self.device)
-        self.bytes = _view(self.storage)
+        moved = RawBuffer(size, self.device)
         for source, target, length in parts:
-            self.bytes[target : target + length].copy_(old[source : source + length], non_blocking=True)
+            moved.bytes[target : target + length].copy_(self.bytes[source : source + length], non_blocking=True)
+        self._become(moved)
 
     def to(self, device: th.device | str) -> None:
         """Move all bytes to another device."""
-        old, self.device = self.bytes, th.device(device)
-        self.storage = _allocate(old.numel(), self.device)
-        self.bytes = _view(self.storage)
-        self.bytes.copy_(old)
+        moved = RawBuffer(len(self), device)
+        moved.bytes.copy_(self.bytes)
+        self._become(moved)
+
+    def _become(self, other: RawBuffer) -> None:
+        # Others may still have tensors of the old memory, so its pool stays until they say that they have not.
+        self._pools += other._pools
+        self.bytes, self.storage, self.device = other.bytes, other.storage, other.device
+
+    def return_old_memory(self) -> None:
+        """Nobody has :attr:`bytes` from before the last move any more, so that memory can go back to the device."""
+        if len(self._pools) > 1:
+            self._pools = self._pools[-1:]
 
 
 class SharedRawHeap:
@@ -120,8 +155,14 @@ def pack_segments(source: th.Tensor, starts: th.Tensor, lengths: th.Tensor) -> t
     return source[shifts + th.arange(total, device=device)]
 
 
-def _allocate(size: int, device: th.device) -> th.UntypedStorage:
-    return th.UntypedStorage(size, device=device)  # type: ignore[no-untyped-call]  # torch does not type it
+def _allocate(size: int, device: th.device) -> tuple[Any, _OwnPool | None]:
+    # Torch does not type storages. Versions before 2.5 have no pools.
+    use_pool = getattr(th.cuda, "use_mem_pool", None)
+    if device.type != "cuda" or size < _LARGE or use_pool is None:
+        return th.UntypedStorage(size, device=device), None  # type: ignore[no-untyped-call]
+    own, index = _OwnPool(), device.index
+    with use_pool(own.pool, th.cuda.current_device() if index is None else index):  # type: ignore[redundant-expr]
+        return th.UntypedStorage(size, device=device), own  # type: ignore[no-untyped-call]
 
 
 def _view(storage: th.UntypedStorage) -> th.Tensor:

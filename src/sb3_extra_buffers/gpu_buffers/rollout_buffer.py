@@ -15,9 +15,10 @@ from typing_extensions import Unpack
 
 from sb3_extra_buffers.compressed.base import SINGLE
 from sb3_extra_buffers.compressed.rollout_buffer import CompressedRolloutBuffer
-from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer, GpuOptions, part_of
+from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer, GpuOptions, normal_tensors, part_of
 from sb3_extra_buffers.gpu_buffers.places import Places
 from sb3_extra_buffers.gpu_buffers.transfer import Outbox, upload
+from sb3_extra_buffers.interruption import uninterrupted
 
 _NUMBERS = ("values", "log_probs", "advantages", "returns")
 
@@ -25,13 +26,11 @@ _NUMBERS = ("values", "log_probs", "advantages", "returns")
 class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
     """SB3's ``RolloutBuffer`` on a torch device: same arguments, same batches under the same seed.
 
-    A finished rollout crosses the bus once, compressed, however many epochs are trained on it.
+    The observations of a finished rollout cross the bus once, compressed, however many epochs are trained on it. The
+    few numbers beside them go along with each batch, as they are at that time.
 
     Further arguments: see :class:`~sb3_extra_buffers.gpu_buffers.base.BaseGpuBuffer`.
     """
-
-    _numbers: tuple[th.Tensor, th.Tensor] | None = None
-    """On the device: actions, and the rows of ``_NUMBERS``. Set while batches are taken from a rollout."""
 
     def __init__(
         self,
@@ -55,52 +54,61 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
             **options,
         )
 
+    @normal_tensors
     def reset(self) -> None:
-        super().reset()
-        self._numbers = None
+        with self._lock.held, uninterrupted():
+            if self._stores:  # SB3's constructor is through
+                self._settle()
+                self._follow_stream()
+            super().reset()
+
+    @normal_tensors
+    def add(self, *args: Any, **kwargs: Any) -> None:
+        with self._lock.held, uninterrupted():
+            self._settle()
+            self._follow_stream()
+            super().add(*args, **kwargs)
 
     def _checked_observations(self, obs: Any) -> Any:
-        self._settle()
         stores = self._device_stores
-        steps = {key: store.checked_step([part_of(obs, key)]) for key, store in stores.items()}
-        for key, store in stores.items():
-            store.make_room(steps[key])
-        return steps
+        step = [(store, store.checked_step([part_of(obs, key)])) for key, store in stores.items()]
+        self._keep(step)
+        for store, observations in step:
+            store.make_room(observations)
+        return step
 
     def _write_observations(self, slot: int, checked: Any) -> None:
-        for key, store in self._device_stores.items():
-            store.write_step([(0, slot)], checked[key])
+        # Until the position moves on, this slot is nobody's.
+        for store, observations in checked:
+            store.write_step([(0, slot)], observations)
 
+    @normal_tensors
     def _get_samples(self, batch_inds: npt.NDArray[np.int64], env: VecNormalize | None = None) -> Any:
-        self._settle()
-        envs, slots = np.divmod(batch_inds, self.buffer_size)
-        with Outbox(self._location) as outbox:
-            for store in self._device_stores.values():
-                store.flush(outbox)
-        places = Places([slots], envs, self._location, (batch_inds,))
-        found = {key: store.read_tensors([0], places)[0] for key, store in self._device_stores.items()}
-        actions, numbers = self._numbers or self._send_numbers()
-        chosen = places.tensor[2]
+        with self._lock.held:
+            self._settle()
+            self._follow_stream()
+            envs, slots = np.divmod(batch_inds, self.buffer_size)
+            with uninterrupted(), Outbox(self._location) as outbox:
+                for store in self._device_stores.values():
+                    store.flush(outbox)
+            places = Places([slots], envs, self._location, self._host_blocks)
+            found = {key: store.read_tensors([0], places)[0] for key, store in self._device_stores.items()}
         observations = {key: self._output(tensor) for key, tensor in found.items()}
-        rest = self._output(actions[chosen]), *self._output(numbers[:, chosen]).unbind(0)
+        rest = [self._output(tensor) for tensor in self._numbers_at(batch_inds)]
         if SINGLE in observations:
             return RolloutBufferSamples(observations[SINGLE], *rest)
         return DictRolloutBufferSamples(observations, *rest)
 
-    def _send_numbers(self) -> tuple[th.Tensor, th.Tensor]:
-        numbers = np.stack([getattr(self, name).reshape(-1) for name in _NUMBERS])
-        actions = self.actions.astype(np.float32, copy=False)
-        self._numbers = upload(actions, self._location), upload(numbers, self._location)
-        return self._numbers
-
-    def _settle(self) -> None:
-        before = self._location
-        super()._settle()
-        if before != self._location:
-            self._numbers = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_numbers": None, "_location": None, "_settled_for": None}
+    def _numbers_at(self, batch_inds: npt.NDArray[np.int64]) -> list[th.Tensor]:
+        """Actions and ``_NUMBERS``, which are looked up on the host: anybody may change them between two batches."""
+        actions = self.actions[batch_inds].astype(np.float32, copy=False)
+        arrays = [actions, *(getattr(self, name)[batch_inds].reshape(-1) for name in _NUMBERS)]
+        if any(array.dtype != np.float32 for array in arrays):
+            return [upload(array, self._location) for array in arrays]
+        sizes = [array.size for array in arrays]
+        sent = upload(np.concatenate([array.reshape(-1) for array in arrays]), self._location).split(sizes)  # type: ignore[no-untyped-call]
+        # What is done to one of them in place must not look as if it had been done to all, as it would with views.
+        return [part.view(array.shape).data for part, array in zip(sent, arrays, strict=True)]
 
 
 class GpuDictRolloutBuffer(GpuRolloutBuffer, DictRolloutBuffer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +19,24 @@ from sb3_extra_buffers.gpu_buffers.device_writer import DeviceWriter
 from sb3_extra_buffers.gpu_buffers.kernels.frames import Hints
 from sb3_extra_buffers.gpu_buffers.kernels.lanes import Jobs
 from sb3_extra_buffers.gpu_buffers.transfer import Outbox, upload
+from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.storage.lanes import numbers_from
 
-News = list[tuple[th.Tensor, Callable[[npt.NDArray[Any]], None]]]
-"""Tensors to be sent to the host, and who is to get each."""
+Receiver = Callable[[npt.NDArray[Any]], None]
+
+
+class News(NamedTuple):
+    """What the host is to learn."""
+
+    tensors: list[th.Tensor]
+    receivers: list[Receiver]
+    """Who is to get each."""
+    when_sent: Callable[[], None]
+    """To be called when they are on their way."""
+
+
+def no_news() -> News:
+    return News([], [], lambda: None)
 
 
 class TensorFrameStore(DeviceFrameStore):
@@ -34,7 +48,7 @@ class TensorFrameStore(DeviceFrameStore):
 
     _writer: DeviceWriter | None = None
     """Set while observations come from the device."""
-    _receivers: list[Callable[[npt.NDArray[Any]], None]]
+    _receivers: list[Receiver]
 
     @property
     def takes_tensors(self) -> bool:
@@ -80,8 +94,9 @@ class TensorFrameStore(DeviceFrameStore):
         with contextlib.suppress(CapacityError):
             while writer.report is not None or writer.unreported:
                 if writer.report is None:
-                    self._ask(writer, list)
+                    self._ask(writer, no_news)
                 self._place(writer, oldest)
+        # As long as there is a writer, nobody looks at what is prepared here.
         self.heads[:] = writer.lanes.heads.cpu().numpy()
         lanes, numbers = self._waiting_frames()
         self._most_waiting = int((self.heads - self.encoded).max())
@@ -93,18 +108,21 @@ class TensorFrameStore(DeviceFrameStore):
             table = self._copy.table.cpu().numpy().view(np.uint32)
             n = min(len(table), len(self.codec.reference_frames))
             self.codec.reference_frames[:n] = table[:n]
-        self._writer = None
-        self.newest.forget()
         ring = th.zeros(self.ring.shape, dtype=th.uint8, device=self.device)
-        self._copy = self._copy._replace(ring=ring, any_waiting=False)
-        self._changed = True
+        with uninterrupted():
+            self._writer = None
+            self.newest.forget()
+            self._copy = self._copy._replace(ring=ring, any_waiting=False)
+            self._changed = True
 
     def clear(self) -> None:
         writer = self._writer
-        if writer is not None:
+        if writer is None:
+            super().clear()
+            return
+        with uninterrupted():
             self.heads += self.layout.stack * writer.unknown
-        super().clear()
-        if writer is not None:
+            super().clear()
             writer.restart(self.heads)
             self.newest.known[:] = True
 
@@ -129,12 +147,13 @@ class TensorFrameStore(DeviceFrameStore):
             rows = upload(lanes * writer.n_frames + numbers % writer.n_frames, self.device)
             waiting = upload(self.ring[lanes, numbers % self.ring.shape[1]], self.device)
             writer.lanes.ring.view(-1, waiting.shape[1]).index_copy_(0, rows, waiting)
-        self._copy = self._copy._replace(ring=writer.lanes.ring, any_waiting=True)
-        self._receivers = []
-        self._writer = writer
-        # The newest observation is known to the device: records that it shares frames with must stay.
-        self.newest.known[:] = True
-        self._changed = True
+        with uninterrupted():
+            self._copy = self._copy._replace(ring=writer.lanes.ring, any_waiting=True)
+            self._receivers = []
+            self._writer = writer
+            # The newest observation is known to the device: records that it shares frames with must stay.
+            self.newest.known[:] = True
+            self._changed = True
         return writer
 
     def _ask(self, writer: DeviceWriter, news: Callable[[], News]) -> None:
@@ -147,9 +166,9 @@ class TensorFrameStore(DeviceFrameStore):
             references = np.zeros(self.n_lanes, dtype=np.int64)
         with Outbox(self.device) as outbox:
             self.flush(outbox)
-        items = news()
-        self._receivers = [receive for _, receive in items]
-        writer.ask(self._copy.encoded, self._copy.table, references, [tensor for tensor, _ in items])
+        tensors, self._receivers, when_sent = news()
+        writer.ask(self._copy.encoded, self._copy.table, references, tensors)
+        when_sent()
 
     def _place(self, writer: DeviceWriter, oldest: Callable[[], Indices]) -> None:
         """Find room for the records of a report, which is waited for, and have them written."""
@@ -164,21 +183,38 @@ class TensorFrameStore(DeviceFrameStore):
         lengths = all_lengths[all_lengths > 0]
         references = writer.references[lanes]
         if len(lanes):
-            starts = self._enter_records(counts, lanes, numbers, lengths, references, oldest)
+            starts = self._room_for(counts, lengths, oldest)
             first_frames = numbers * self.codec.frames_per_record
             jobs = np.stack([lanes, first_frames, starts, packed_entries(lengths, references)])
             writer.write(Jobs(upload(jobs, self.device)), self._copy.table, self.arena.heap)
-        writer.settle()
+            self._enter_reported(writer, (counts, lanes, numbers, starts, lengths, references))
+        else:
+            writer.settle()
         if isinstance(self.codec, BatchDeltaCodec):
-            self.codec.take_references(references)
             self._renew_references(writer, self.codec, self.codec.lanes_to_renew(saved, counts))
+
+    def _enter_reported(self, writer: DeviceWriter, records: tuple[Indices, ...]) -> None:
+        """Enter the records of a report, each of them once."""
+        codec, references, encoded_before = self.codec, records[-1], self.encoded
+        if isinstance(codec, BatchDeltaCodec):
+            codec.take_references(references)
+        try:
+            # Without the report, frames that are in no record yet are measured anew. With it they would be entered
+            # twice.
+            writer.settle()
+            self._enter(*records)
+        except BaseException:
+            if self.encoded is encoded_before:
+                codec.release(references)
+            raise
 
     def _renew_references(self, writer: DeviceWriter, codec: BatchDeltaCodec, lanes: Indices) -> None:
         """Make the newest frames of lanes their references."""
         if len(lanes):
-            numbers = upload(codec.renew(lanes), self.device)
-            self._grow_table(len(codec.reference_frames))
-            self._copy.table.index_copy_(0, numbers, writer.newest_words()[upload(lanes, self.device)])
+            frames = writer.newest_words()[upload(lanes, self.device)]
+            self._grow_table(codec.most_references(len(lanes)))
+            with uninterrupted():
+                self._copy.table.index_copy_(0, upload(codec.renew(lanes), self.device), frames)
 
     def _copy_waiting(self, outbox: Outbox) -> None:
         if self._writer is None:

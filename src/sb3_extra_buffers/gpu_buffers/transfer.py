@@ -6,6 +6,7 @@ and hands it out again only after them, so nothing here has to wait or to keep c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -40,10 +41,19 @@ def copy_into(target: th.Tensor, array: npt.NDArray[Any]) -> None:
     target.copy_(staged(array, target.device), non_blocking=target.device.type == "cuda")
 
 
+def keep_for(stream: th.cuda.Stream | None, *tensors: th.Tensor) -> None:
+    """Tell torch that work on ``stream`` reads these tensors, so that their memory is not given to others before."""
+    if stream is not None:
+        for tensor in tensors:
+            tensor.record_stream(stream)
+
+
 class Outbox:
     """Changes to tensors on ``device``, which reach it together: with Triton in one transfer and one launch.
 
     ``with Outbox(device) as outbox:`` sends them at the end. Whatever is queued on the device afterwards sees them.
+    Sending may fail, or be interrupted, at any point. So whoever puts something in goes on counting it as not sent
+    until it is told, by :meth:`when_sent`, that it was; to send something twice does no harm.
     """
 
     def __init__(self, device: th.device) -> None:
@@ -52,6 +62,11 @@ class Outbox:
         self._segments: list[npt.NDArray[np.int64]] = []
         """Rows of (address, length)."""
         self._parts: list[npt.NDArray[np.uint8]] = []
+        self._when_sent: list[Callable[[], None]] = []
+
+    def when_sent(self, note: Callable[[], None]) -> None:
+        """Call ``note`` when everything that has been put in so far is on its way."""
+        self._when_sent.append(note)
 
     def put(self, target: th.Tensor, first: int, values: npt.NDArray[Any]) -> None:
         """Overwrite the rows of ``target``, which must be contiguous, from ``first`` on."""
@@ -82,8 +97,12 @@ class Outbox:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None and self._parts:
+        if kind is not None:
+            return
+        if self._parts:
             self._send()
+        for note in self._when_sent:
+            note()
 
     def _send(self) -> None:
         from sb3_extra_buffers.gpu_buffers.kernels.segments_triton import write_segments

@@ -1,0 +1,48 @@
+"""Work that Ctrl-C must not cut in two."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+try:  # the functions that the module signal wraps in conversions to enums, which take longer than they do
+    from _signal import getsignal as _get_handler  # type: ignore[import-not-found]  # nobody has typed it
+    from _signal import signal as _set_handler
+except ImportError:
+    from signal import getsignal as _get_handler
+    from signal import signal as _set_handler
+
+
+class uninterrupted:  # noqa: N801  # reads like a function, as contextlib's own do
+    """``with uninterrupted():`` lets Ctrl-C wait until the end of the block. Blocks may contain others.
+
+    It takes a microsecond. Python runs signal handlers in the main thread only, so in other threads there is nothing to
+    do.
+    """
+
+    __slots__ = ("_handler", "_waiting")
+
+    def __init__(self) -> None:
+        self._handler: Any = None
+        self._waiting: tuple[int, FrameType | None] | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self._waiting = number, frame
+
+    def __enter__(self) -> None:
+        if threading.get_ident() != threading.main_thread().ident:
+            return
+        handler = _get_handler(signal.SIGINT)
+        if callable(handler) and type(handler) is not uninterrupted:
+            _set_handler(signal.SIGINT, self)
+            self._handler = handler
+
+    def __exit__(self, *_: object) -> None:
+        handler = self._handler
+        if handler is not None:
+            self._handler = None
+            _set_handler(signal.SIGINT, handler)
+            if self._waiting is not None:
+                handler(*self._waiting)
