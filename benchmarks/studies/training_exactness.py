@@ -152,6 +152,7 @@ def _deterministic() -> Iterator[None]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = ", ".join(SUBJECTS)
     parser.add_argument("algorithms", nargs="*", metavar="ALGORITHM", help=f"some of {names}; default: all")
     parser.add_argument("--device", default="cpu", help="where networks are trained (default: cpu)")
     arguments = parser.parse_args()
