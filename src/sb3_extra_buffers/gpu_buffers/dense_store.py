@@ -17,6 +17,7 @@ from sb3_extra_buffers.gpu_buffers.kernels.batch import FieldBatch
 from sb3_extra_buffers.gpu_buffers.observation_store import DeviceStore, Observations
 from sb3_extra_buffers.gpu_buffers.places import Places
 from sb3_extra_buffers.gpu_buffers.transfer import Outbox, copy_into, torch_dtype, upload
+from sb3_extra_buffers.storage.digests import digests_of
 from sb3_extra_buffers.storage.stacking import StackLayout
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class DenseObservationStore(DeviceStore):
         pass
 
     def write(self, column: int, slot: int, observations: Any, lanes: Indices | None = None) -> None:
+        if self.digests is not None:
+            self.digests.columns[column][slot, slice(None) if lanes is None else lanes] = digests_of(observations)
         if isinstance(observations, th.Tensor):
             self._typed[column, slot].copy_(observations, non_blocking=True)
             return
@@ -84,10 +87,13 @@ class DenseObservationStore(DeviceStore):
             envs = places.env_tensor
             found = [self.values[column][places.tensor[row], envs] for row, column in enumerate(columns)]
         dtype = torch_dtype(self.stored_dtype)
-        return [self._as_output(values.view(dtype).view(len(places), *self.shape)) for values in found]
+        stored = [values.view(dtype).view(len(places), *self.shape) for values in found]
+        return [self._as_output(values) for values in self._verified(columns, places, stored)]
 
     def clear(self) -> None:
         self.values.zero_()
+        if self.digests is not None:
+            self.digests.clear(self.n_slots)
 
     def flush(self, outbox: Outbox) -> None:
         pass
@@ -118,11 +124,13 @@ class DenseObservationStore(DeviceStore):
         pass  # there is nothing but the observations
 
     def state(self) -> State:
-        return {"values": self.values.cpu().numpy()}
+        digests = {} if self.digests is None else self.digests.state()
+        return {"values": self.values.cpu().numpy(), "digests": digests}
 
     def restore(self, state: SavedState) -> None:
         values = state.array("values", np.uint8, tuple(self.values.shape))
         self.values = th.from_numpy(values).to(self.device)
+        self._restore_digests(state)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "values": self.values.cpu(), "_typed_view": None, "device": th.device("cpu")}

@@ -101,7 +101,7 @@ class DeviceStore(ObservationStore, ABC):
 
     def checked_step(self, step: Sequence[Any]) -> list[Observations]:
         """The observations of a step, ready to be written: all on the host, or all on the device."""
-        if self.takes_tensors and all(map(self._can_stay, step)):
+        if self.takes_tensors and self.digests is None and all(map(self._can_stay, step)):
             return list(step)
         return [self.checked(part.cpu() if isinstance(part, th.Tensor) else part) for part in step]
 
@@ -119,6 +119,13 @@ class DeviceStore(ObservationStore, ABC):
             and self.stored_dtype == self.dtype
             and observations.dtype == torch_dtype(self.dtype)
         )
+
+    def _verified(self, columns: list[int], places: Places, stored: list[th.Tensor]) -> list[th.Tensor]:
+        """Stored values that were read, compared with their digests where there are any."""
+        if self.digests is not None:
+            for column, slots, values in zip(columns, places.slots, stored, strict=True):
+                self.digests.compare(column, slots, places.envs, values.cpu().numpy())
+        return stored
 
     def _as_output(self, stored: th.Tensor) -> th.Tensor:
         """Stored values as a user wants them."""
@@ -223,8 +230,8 @@ class PackedObservationStore(DeviceStore):
 
                 gather_fields(places.for_kernels, len(places.slots), fields)
         # All columns are decoded in one go, but what is given away is nobody else's.
-        observations = self._read_by_torch(frames, columns, places)
-        return [self._as_output(self._merge(part)).clone() for part in observations]
+        stored = [self._merge(part) for part in self._read_by_torch(frames, columns, places)]
+        return [self._as_output(part).clone() for part in self._verified(columns, places, stored)]
 
     def _launch(
         self, frames: TensorFrameStore, columns: list[int], places: Places, fields: FieldBatch | None
@@ -236,9 +243,10 @@ class PackedObservationStore(DeviceStore):
         frames.launch(
             ObservationBatch(places.for_kernels, [self._ends_copies[column] for column in columns], outs, fields)
         )
-        if as_it_is and self._plain_output:
-            return outs
-        return [self._as_output(out if as_it_is else self._merge(out)) for out in outs]
+        stored = outs if as_it_is else [self._merge(out) for out in outs]
+        if self.digests is None and self._plain_output:
+            return stored
+        return [self._as_output(part) for part in self._verified(columns, places, stored)]
 
     def _first_frames(self, columns: list[int], places: Places) -> Indices:
         return self._firsts(list(zip(columns, places.slots, strict=True)), places.envs)

@@ -54,6 +54,10 @@ class ObservationDigests:
                 f"{slots[first]} of environment {envs[first]}. Its memory or file was damaged, or this is a bug."
             )
 
+    def state(self) -> dict[str, Digests]:
+        """For :mod:`sb3_extra_buffers.persistence`."""
+        return {str(column): digests for column, digests in enumerate(self.columns)}
+
     def clear(self, n_slots: int) -> None:
         """Forget the digests of the first ``n_slots`` slots."""
         for column in self.columns:

@@ -278,7 +278,7 @@ class ObservationSlots:
             **self.recipe.state(),
             "compact_at": self._compact_at,
             "ends": {str(column): ends for column, ends in enumerate(self.ends)},
-            "digests": {str(i): digests for i, digests in enumerate(self.digests.columns if self.digests else [])},
+            "digests": {} if self.digests is None else self.digests.state(),
             "frames": self.frames.state(),
             "earlier": {
                 str(i): {**recipe.state(), "frames": frames.state()} for i, (recipe, frames) in enumerate(self._earlier)
@@ -299,14 +299,16 @@ class ObservationSlots:
         self.frames.restore(state.part("frames"))
         self._restore_columns(state.part("ends"), self.ends)
         self.slots_used = self.n_slots
-        if self.digests is not None and state.has("digests"):
-            digests = state.part("digests")
-            if digests.array_names():  # otherwise it was saved without, and there is nothing to compare with
-                self._restore_columns(digests, self.digests.columns)
+        self._restore_digests(state)
         try:
             self.check()
         except CorruptDataError as error:
             raise state.error("frames", f"contradicts itself: {error}") from error
+
+    def _restore_digests(self, state: SavedState) -> None:
+        # Observations that were saved without have nothing to be compared with.
+        if self.digests is not None and state.has("digests") and state.part("digests").array_names():
+            self._restore_columns(state.part("digests"), self.digests.columns)
 
     def _restore_columns(self, state: SavedState, columns: list[npt.NDArray[Any]]) -> None:
         for column, fresh in enumerate(columns):
