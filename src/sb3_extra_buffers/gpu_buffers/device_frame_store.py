@@ -183,7 +183,7 @@ class DeviceFrameStore(FrameStore):
 
     def restore(self, state: SavedState) -> None:
         super().restore(state)
-        check_records(self)  # kernels do not look whether what they read makes sense
+        check_records(self, on_device=True)  # kernels do not look whether what they read makes sense
         self._most_waiting = int((self.heads - self.encoded).max())
         self._any_raw = bool((self.lengths == self.codec.record_bytes).any())
         self._forget_copy()
