@@ -21,10 +21,8 @@ from sb3_extra_buffers.compressed.base import SINGLE, BaseCompressedBuffer
 from sb3_extra_buffers.errors import ConfigurationError, OptionError, UnknownMethodError
 from sb3_extra_buffers.gpu_buffers.dense_store import DenseObservationStore
 from sb3_extra_buffers.gpu_buffers.device_arena import HeapBudget
-from sb3_extra_buffers.gpu_buffers.observation_store import (
-    DeviceStore,
-    PackedObservationStore,
-)
+from sb3_extra_buffers.gpu_buffers.device_store import DeviceStore
+from sb3_extra_buffers.gpu_buffers.observation_store import PackedObservationStore
 from sb3_extra_buffers.gpu_buffers.places import HostBlocks
 from sb3_extra_buffers.gpu_buffers.transfer import CPU, keep_for
 from sb3_extra_buffers.gpu_buffers.utils import as_numpy_dtypes

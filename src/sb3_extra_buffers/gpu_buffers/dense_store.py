@@ -13,8 +13,8 @@ import torch as th
 from sb3_extra_buffers.codecs.base import Codec, Indices
 from sb3_extra_buffers.codecs.none import NoneCodec
 from sb3_extra_buffers.gpu_buffers import kernels
+from sb3_extra_buffers.gpu_buffers.device_store import DeviceStore, Observations
 from sb3_extra_buffers.gpu_buffers.kernels.batch import FieldBatch
-from sb3_extra_buffers.gpu_buffers.observation_store import DeviceStore, Observations
 from sb3_extra_buffers.gpu_buffers.places import Places
 from sb3_extra_buffers.gpu_buffers.transfer import Outbox, copy_into, torch_dtype, upload
 from sb3_extra_buffers.storage.digests import digests_of

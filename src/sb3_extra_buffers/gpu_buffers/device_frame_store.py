@@ -183,7 +183,7 @@ class DeviceFrameStore(FrameStore):
 
     def restore(self, state: SavedState) -> None:
         super().restore(state)
-        check_records(self)  # kernels do not look whether what they read makes sense
+        check_records(self, on_device=True)  # kernels do not look whether what they read makes sense
         self._most_waiting = int((self.heads - self.encoded).max())
         self._any_raw = bool((self.lengths == self.codec.record_bytes).any())
         self._forget_copy()
@@ -326,24 +326,14 @@ class DeviceFrameStore(FrameStore):
             super()._grow_index()
 
     def _forget_copy(self) -> None:
-        device, frame_bytes = self.device, self.codec.frame.nbytes
-        n_words = -(-frame_bytes // 4)
         self._copied_generation = -1
-        self._index_memory = self._table_memory = RawBuffer(0, device)
+        self._index_memory = self._table_memory = RawBuffer(0, self.device)
         self._copied_records = np.zeros(self.n_lanes, dtype=np.int64)
         self._changed = True
         if isinstance(self.codec, BatchDeltaCodec):
             self.codec.none_sent()
-        self._copy = DeviceFrames(
-            heap=self.arena.heap,
-            records=th.zeros((self.n_lanes, 0, 2), dtype=th.int64, device=device),
-            table=th.zeros((0, n_words), dtype=th.int32, device=device),
-            ring=th.zeros(self.ring.shape, dtype=th.uint8, device=device),
-            encoded=th.zeros(self.n_lanes, dtype=th.int64, device=device),
-            any_waiting=False,
-            group=self.codec.frames_per_record,
-            stack=self.layout.stack,
-            frame_bytes=frame_bytes,
+        self._copy = DeviceFrames.empty(
+            self.arena.heap, self.ring.shape, self.codec.frames_per_record, self.layout.stack
         )
 
     def _copy_index(self, outbox: Outbox) -> None:

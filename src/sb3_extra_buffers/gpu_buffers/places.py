@@ -7,6 +7,7 @@ import functools
 import math
 import os
 import threading
+import weakref
 from collections import deque
 
 import numpy as np
@@ -33,19 +34,20 @@ class _Memory:
 
 
 class _Block:
-    """Memory that is somebody's. It goes back when nobody has the block any more, and so not before the kernel that
-    reads it was launched."""
+    """Memory that is somebody's, until nobody has the block any more."""
 
-    __slots__ = ("_memory", "_returned", "array", "tensor")
+    __slots__ = ("__weakref__", "array", "tensor")
 
-    def __init__(self, memory: _Memory, returned: deque[_Memory]) -> None:
-        self._memory = memory
-        self._returned = returned
+    def __init__(self, memory: _Memory) -> None:
         self.tensor = memory.tensor
         self.array = memory.array
 
-    def __del__(self) -> None:
-        self._returned.append(self._memory)  # without a lock: this may run at any point of any thread
+
+class _Loan(weakref.ref[_Block]):
+    """Notices when nobody has a block any more, and so not before the kernel that reads it was launched."""
+
+    __slots__ = ("memory",)
+    memory: _Memory
 
 
 class _Rotation:
@@ -61,7 +63,8 @@ class _Rotation:
         self._block_size = block_size
         self._lock = threading.Lock()
         self._ready: deque[_Memory] = deque()
-        self._returned: deque[_Memory] = deque()
+        self._out: set[_Loan] = set()
+        self._returned: deque[_Loan] = deque()
         self._in_use: deque[tuple[th.cuda.Event, list[_Memory]]] = deque()
         """What the device may be reading, oldest first, and the event after which it no longer does."""
 
@@ -72,7 +75,12 @@ class _Rotation:
             with self._lock:
                 memory = self._more()
         memory.shape(shape)
-        return _Block(memory, self._returned)
+        block = _Block(memory)
+        # No Python code runs when it comes back, which may be at any point of any thread.
+        loan = _Loan(block, self._returned.append)
+        loan.memory = memory
+        self._out.add(loan)
+        return block
 
     def mark(self) -> th.cuda.Event:
         """An event after everything that has been launched so far."""
@@ -83,7 +91,8 @@ class _Rotation:
     def _more(self) -> _Memory:
         returned = [self._returned.popleft() for _ in range(len(self._returned))]
         if returned:
-            self._in_use.append((self.mark(), returned))
+            self._out.difference_update(returned)
+            self._in_use.append((self.mark(), [loan.memory for loan in returned]))
         if self._in_use and self._in_use[0][0].query():  # type: ignore[no-untyped-call]
             free = self._in_use.popleft()[1]
         else:

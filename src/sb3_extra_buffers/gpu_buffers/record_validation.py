@@ -39,8 +39,11 @@ def live_records(store: FrameStore) -> tuple[Indices, Indices, Indices]:
     return store.starts.reshape(-1)[places], lengths, references
 
 
-def check_records(store: FrameStore) -> None:
-    """Raise :class:`~sb3_extra_buffers.errors.CorruptDataError` unless all records can be decoded."""
+def check_records(store: FrameStore, on_device: bool = False) -> None:
+    """Raise :class:`~sb3_extra_buffers.errors.CorruptDataError` unless all records can be decoded.
+
+    :param on_device: Whether all of them are on the device by now, so that it can be asked as well.
+    """
     codec = store.codec
     starts, lengths, _ = live_records(store)
     encoded = lengths != codec.record_bytes
@@ -58,7 +61,7 @@ def check_records(store: FrameStore) -> None:
         elif isinstance(codec, RleCodec):
             good = _rle_records(data, starts[part], lengths[part], codec)
         else:
-            _decode(store, data, starts[part], lengths[part])
+            _decode(store, data, starts[part], lengths[part], on_device)
             continue
         if not good.all():
             wrong = part[~good][0]
@@ -106,7 +109,7 @@ def _rle_records(data: Bytes, starts: Indices, lengths: Indices, codec: RleCodec
     return good
 
 
-def _decode(store: FrameStore, data: Bytes, starts: Indices, lengths: Indices) -> None:
+def _decode(store: FrameStore, data: Bytes, starts: Indices, lengths: Indices, on_device: bool) -> None:
     """Decode records that no kernel here decodes; their codec raises an error if that cannot be done."""
     codec = store.codec
     if codec.name == "zstd":
@@ -118,6 +121,8 @@ def _decode(store: FrameStore, data: Bytes, starts: Indices, lengths: Indices) -
         some = slice(begin, begin + at_once)
         out = np.empty((len(starts[some]), codec.record_bytes), dtype=np.uint8)
         _decode_some(store, data, starts[some], lengths[some], out)
+        if on_device:
+            _compare_with_device(store, starts[some], lengths[some], out)
 
 
 def _decode_some(store: FrameStore, data: Bytes, starts: Indices, lengths: Indices, out: Bytes) -> None:
@@ -127,8 +132,11 @@ def _decode_some(store: FrameStore, data: Bytes, starts: Indices, lengths: Indic
         store.codec.decode(data, starts[part], lengths[part], references, out[part])
 
     run_in_slices(work, len(out), out.nbytes, max(16, len(out) // 8))
+
+
+def _compare_with_device(store: FrameStore, starts: Indices, lengths: Indices, out: Bytes) -> None:
+    """nvCOMP gives the same as libzstd for what the codec writes, but who knows for what else."""
     if isinstance(store.arena, DeviceArena) and nvcomp.is_available(store.arena.device):
-        # Another decoder: it gives the same for what the codec writes, but who knows for what else.
         heap = store.arena.heap
         by_device = th.zeros(out.shape, dtype=th.uint8, device=heap.device)
         places = upload(np.stack([starts, lengths]), heap.device)

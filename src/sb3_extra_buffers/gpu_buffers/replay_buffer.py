@@ -18,11 +18,11 @@ from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
 from sb3_extra_buffers.compressed.rows import on_host
 from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer, GpuOptions, part_of
 from sb3_extra_buffers.gpu_buffers.checking import check_same
+from sb3_extra_buffers.gpu_buffers.device_store import DeviceStore
 from sb3_extra_buffers.gpu_buffers.fields import Fields, field_property
 from sb3_extra_buffers.gpu_buffers.kernels import uses_triton
 from sb3_extra_buffers.gpu_buffers.kernels.batch import FieldBatch
 from sb3_extra_buffers.gpu_buffers.normalization import normalize_obs, normalize_reward
-from sb3_extra_buffers.gpu_buffers.observation_store import DeviceStore
 from sb3_extra_buffers.gpu_buffers.places import Places
 from sb3_extra_buffers.gpu_buffers.transfer import Outbox, upload
 from sb3_extra_buffers.interruption import uninterrupted

@@ -31,6 +31,23 @@ class DeviceFrames(NamedTuple):
     """Frames in an observation."""
     frame_bytes: int
 
+    @classmethod
+    def empty(cls, heap: th.Tensor, ring_shape: tuple[int, ...], group: int, stack: int) -> DeviceFrames:
+        """Nothing but a heap."""
+        n_lanes, _, frame_bytes = ring_shape
+        device = heap.device
+        return cls(
+            heap=heap,
+            records=th.zeros((n_lanes, 0, 2), dtype=th.int64, device=device),
+            table=th.zeros((0, -(-frame_bytes // 4)), dtype=th.int32, device=device),
+            ring=th.zeros(ring_shape, dtype=th.uint8, device=device),
+            encoded=th.zeros(n_lanes, dtype=th.int64, device=device),
+            any_waiting=False,
+            group=group,
+            stack=stack,
+            frame_bytes=frame_bytes,
+        )
+
 
 class Hints(NamedTuple):
     """What the host knows about the records of a batch: it spares the device work, and the host a wait."""
