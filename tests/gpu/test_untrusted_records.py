@@ -95,7 +95,8 @@ def check_all_ways(buffer: Any) -> None:
     out = np.empty((n, stack, codec.frame.nbytes), np.uint8)
     frames.gather(lane_numbers, first_numbers[None], [out])
     np.testing.assert_array_equal(out, expected)
-    if codec.name.startswith("zstd") or not kernels.has_triton():
+    for_gpu_only = frames.device.type == "cpu" and th.cuda.is_available()  # the interpreter runs where there is none
+    if codec.name.startswith("zstd") or not kernels.has_triton() or for_gpu_only:
         return
     some = slice(0, n, 1 if frames.device.type == "cuda" else max(n // 3, 1))
     count = len(firsts[some])
