@@ -35,7 +35,7 @@ def damage(buffer: GpuReplayBuffer) -> None:
     memory ^= 4
 
 
-# Kernels trust what is on the device: with records that are wrong, a GPU would end the process before anybody could look.
+# Kernels trust what is on the device: a record that is wrong would end a process on a GPU before anybody could look.
 @pytest.mark.parametrize(("method", "device"), [("none", "cpu"), ("delta", "cpu"), ("rle", "cpu"), CUDA])
 def test_damage_is_found_in_batches(method: str, device: str, tmp_path: Path) -> None:
     buffer = filled(method, device)
