@@ -6,8 +6,10 @@ import copy
 import os
 import pickle
 import signal
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,22 @@ def make(prefetch: bool) -> CompressedReplayBuffer:
 def assert_equal(one: object, other: object) -> None:
     for left, right in zip(one, other, strict=True):  # type: ignore[call-overload]
         assert left is right is None or th.equal(left, right)
+
+
+def test_saving_does_not_wait_for_a_batch_that_waits_for_it(tmp_path: Path) -> None:
+    buffer = make(True)
+    assert buffer._prefetcher is not None
+
+    def save() -> None:
+        with buffer._lock.held:  # so that the batch is still to be read when the buffer is saved
+            buffer._prefetcher._ahead[8] = ReplayBuffer.sample(buffer, 8)
+            buffer.save(tmp_path / "saved")
+
+    thread = threading.Thread(target=save, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive(), "Both wait for each other."
+    assert CompressedReplayBuffer.load(tmp_path / "saved").size() == buffer.size()
 
 
 def test_batches_are_those_that_sb3_draws_in_the_same_order() -> None:

@@ -23,7 +23,7 @@ from sb3_extra_buffers.compressed.rows import row_of
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
 
 if TYPE_CHECKING:
-    from sb3_extra_buffers.persistence.state import SavedState, State
+    from sb3_extra_buffers.persistence.state import SavedState
 
 
 class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
@@ -89,11 +89,6 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
             "handle_timeout_termination": self.handle_timeout_termination,
             "prefetch": self._prefetcher is not None,
         }
-
-    def _state(self) -> State:
-        if self._prefetcher:
-            self._prefetcher.wait()
-        return super()._state()
 
     def _restore(self, state: SavedState) -> None:
         with self._prefetcher.invalidated() if self._prefetcher else nullcontext():
