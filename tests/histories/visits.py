@@ -105,7 +105,7 @@ def counted(visits: Visits) -> Iterator[None]:
         (BatchDeltaCodec, "_new_reference", new_reference),
         (ZstdDictCodec, "_renew", dictionary),
         (FrameStore, "_encode_waiting", index),
-        (DeviceFrameStore, "_enter_records", index),
+        (DeviceFrameStore, "_enter", index),
         (FrameStore, "_grow_index", counts(INDEX_GROWTH)),
         (Arena, "allocate", allocation),
         (ExtentArena, "allocate", allocation_in_extents),
