@@ -185,6 +185,25 @@ class TestHandingOver:
         sample_both(plain, ours, batch_size=60, seed=0)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_observations_by_index_while_a_report_is_under_way(method: str, device: str) -> None:
+    """Which slots were written is known to the report, and not yet to the host."""
+    plain, ours = replay_pair(IMAGES, device, compression_method=method, frame_stack=4)
+    for step, transition in enumerate(recorded("channels first", 2)):
+        add(plain, ours, transition, device)
+        if step % 7 == 0:  # so that there is one at times
+            for name in ("observations", "next_observations"):
+                assert_same(getattr(ours, name)[:], getattr(plain, name)[:])
+
+
+def test_checksums_are_those_of_the_newest_observations(device: str) -> None:
+    plain, ours = replay_pair(IMAGES, device, compression_method="delta", frame_stack=4, verify=True)
+    for step, transition in enumerate(recorded("channels first", 2)):
+        add(plain, ours, transition, device)
+        if step % 7 == 0:
+            assert_same(ours.observations[:], plain.observations[:])
+
+
 def test_records_are_those_of_the_codec(device: str) -> None:
     _, ours = replay_pair(IMAGES, device, compression_method="delta", frame_stack=4)
     for transition in recorded("channels first", 2):

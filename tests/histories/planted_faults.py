@@ -72,7 +72,9 @@ class Workshop:
                 cwd=ROOT, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return "a limit on time", f"still running after {TIMEOUT} s"
+            raise RuntimeError(
+                f"A history was still running after {TIMEOUT} s: it hangs, or the limit is too low."
+            ) from None
         if done.returncode == 0:
             return None, ""
         found = re.findall(r"^FOUND (.*) \| (.*)$", done.stdout, re.MULTILINE)

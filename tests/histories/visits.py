@@ -15,6 +15,7 @@ from sb3_extra_buffers.codecs.zstd_dict import ZstdDictCodec
 from sb3_extra_buffers.gpu_buffers.delta_codec import BatchDeltaCodec
 from sb3_extra_buffers.gpu_buffers.device_arena import DeviceArena
 from sb3_extra_buffers.gpu_buffers.device_frame_store import DeviceFrameStore
+from sb3_extra_buffers.gpu_buffers.observation_store import PackedObservationStore
 from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.extent_arena import ExtentArena
 from sb3_extra_buffers.storage.frame_store import FrameStore
@@ -105,7 +106,7 @@ def counted(visits: Visits) -> Iterator[None]:
         (BatchDeltaCodec, "_new_reference", new_reference),
         (ZstdDictCodec, "_renew", dictionary),
         (FrameStore, "_encode_waiting", index),
-        (DeviceFrameStore, "_enter_records", index),
+        (DeviceFrameStore, "_enter", index),
         (FrameStore, "_grow_index", counts(INDEX_GROWTH)),
         (Arena, "allocate", allocation),
         (ExtentArena, "allocate", allocation_in_extents),
@@ -115,6 +116,7 @@ def counted(visits: Visits) -> Iterator[None]:
         (ObservationSlots, "rebuild", counts(REBUILDS)),
         (ObservationSlots, "change_codec", counts(CODEC_CHANGES)),
         (ObservationSlots, "renumber", counts(RENUMBERINGS)),
+        (PackedObservationStore, "renumber", counts(RENUMBERINGS)),
         (FrameStore, "clear", clear),
     ]
     with contextlib.ExitStack() as stack:

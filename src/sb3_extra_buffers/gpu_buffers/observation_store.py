@@ -60,7 +60,8 @@ class PackedObservationStore(DeviceStore):
 
     @property
     def takes_tensors(self) -> bool:
-        return self.device_frames is not None and self.device_frames.takes_tensors
+        # Checksums are made on the host.
+        return self.digests is None and self.device_frames is not None and self.device_frames.takes_tensors
 
     def to(self, device: th.device) -> None:
         self._take_back()
@@ -294,6 +295,9 @@ class PackedObservationStore(DeviceStore):
             frames.take_back(self._oldest)
 
     def _learn_ends(self) -> None:
+        frames = self.device_frames
+        if frames is not None and frames.is_ahead and frames.drop_news():
+            self._news.note_all()  # what the report would have told, and perhaps is older than what is read now
         for part in self._news.slices():
             for copy, ends in zip(self._ends_copies, self.ends, strict=True):
                 ends[part] = copy[part].cpu().numpy().view(np.uint32)

@@ -79,6 +79,11 @@ class TensorFrameStore(DeviceFrameStore):
         assert self._writer is not None
         self._writer.append(observations, ends, slots)
 
+    def drop_news(self) -> bool:
+        """Nobody is to be told what a report under way brings beside lengths; whether it brings anything."""
+        dropped, self._receivers = bool(self._receivers), []
+        return dropped
+
     def collect(self, oldest: Callable[[], Indices]) -> None:
         """Do what a report asks for, if one has arrived. Frames for which there is no room go on waiting."""
         writer = self._writer
