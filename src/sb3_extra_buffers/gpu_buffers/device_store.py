@@ -77,6 +77,7 @@ class DeviceStore(ObservationStore, ABC):
 
     def checked_step(self, step: Sequence[Any]) -> list[Observations]:
         """The observations of a step, ready to be written: all on the host, or all on the device."""
+        # Checksums are made on the host.
         if self.takes_tensors and self.digests is None and all(map(self._can_stay, step)):
             return list(step)
         return [self.checked(part.cpu() if isinstance(part, th.Tensor) else part) for part in step]
