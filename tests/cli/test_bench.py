@@ -42,13 +42,13 @@ def test_a_vector_environment_played_by_a_model(tmp_path: Path) -> None:
 def test_a_dict_environment_gets_the_class_for_dicts(tmp_path: Path) -> None:
     pytest.importorskip("vizdoom")
     finished = run(
-        *("bench", "--env", "vizdoom.gymnasium_wrapper:VizdoomBasic-v1", "--steps", 24, "--n-envs", 1),
-        *("--buffer-size", 20, "--methods", "gzip1", "--repeats", 2, "--batch-size", 4),
+        *("bench", "--env", "vizdoom.gymnasium_wrapper:VizdoomBasic-v1", "--steps", 48, "--n-envs", 1),
+        *("--buffer-size", 40, "--methods", "gzip1", "--repeats", 2, "--batch-size", 4),
         cwd=tmp_path,
     )
     assert finished.returncode == 0, finished.stderr
     assert "screen: uint8 (3, 240, 320)" in finished.stdout
-    assert "with 20 transitions." in finished.stdout  # measured at their full size, so not extrapolated
+    assert "with 40 transitions." in finished.stdout  # measured at their full size, so not extrapolated
     assert "replay_buffer_class=CompressedDictReplayBuffer" in finished.stdout
 
 
