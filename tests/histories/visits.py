@@ -15,6 +15,7 @@ from sb3_extra_buffers.codecs.zstd_dict import ZstdDictCodec
 from sb3_extra_buffers.gpu_buffers.delta_codec import BatchDeltaCodec
 from sb3_extra_buffers.gpu_buffers.device_arena import DeviceArena
 from sb3_extra_buffers.gpu_buffers.device_frame_store import DeviceFrameStore
+from sb3_extra_buffers.gpu_buffers.observation_store import PackedObservationStore
 from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.extent_arena import ExtentArena
 from sb3_extra_buffers.storage.frame_store import FrameStore
@@ -115,6 +116,7 @@ def counted(visits: Visits) -> Iterator[None]:
         (ObservationSlots, "rebuild", counts(REBUILDS)),
         (ObservationSlots, "change_codec", counts(CODEC_CHANGES)),
         (ObservationSlots, "renumber", counts(RENUMBERINGS)),
+        (PackedObservationStore, "renumber", counts(RENUMBERINGS)),
         (FrameStore, "clear", clear),
     ]
     with contextlib.ExitStack() as stack:
