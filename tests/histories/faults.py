@@ -323,8 +323,8 @@ BUFFER_FAULTS = [
     Fault(
         "a full buffer does not say so",
         "compressed/replay_buffer.py",
-        "self.full = self.full or pos + 1 == self.buffer_size",
-        "self.full = self.full or pos + 2 == self.buffer_size",
+        "            self.full = True\n            self.pos = 0",
+        "            self.pos = 0",
     ),
     Fault(
         "the next observation of the last slot goes past the end",

@@ -152,8 +152,9 @@ class BaseCompressedBuffer(BaseBuffer):
         self._folder.reopen(self)
 
     def to_torch(self, array: npt.NDArray[Any], copy: bool = True) -> th.Tensor:
-        tensor = OutputPool.to_tensor(array, self.device)
-        if tensor is None and not copy and self.device.type == "cpu":
+        device = self._outputs.device
+        tensor = OutputPool.to_tensor(array, device)
+        if tensor is None and not copy and device.type == "cpu":
             tensor = th.from_numpy(array)  # what as_tensor() would do, but faster
         return super().to_torch(array, copy) if tensor is None else tensor
 

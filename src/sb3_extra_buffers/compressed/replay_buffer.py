@@ -21,6 +21,8 @@ from sb3_extra_buffers.compressed.n_step_check import check_n_steps
 from sb3_extra_buffers.compressed.prefetch import Prefetcher
 from sb3_extra_buffers.compressed.rows import row_of
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
+from sb3_extra_buffers.storage.observation_slots import Appended
+from sb3_extra_buffers.storage.observation_store import ObservationStore
 
 if TYPE_CHECKING:
     from sb3_extra_buffers.persistence.state import SavedState
@@ -110,7 +112,9 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
     ) -> None:
         if self._folder is not None:
             self._folder.before_adding(self)
-        with self._prefetcher.paused() if self._prefetcher else nullcontext(), self._lock.held:
+        if self._prefetcher is not None:
+            self._prefetcher.wait()  # what was drawn before is read before
+        with self._lock.held:
             self._write(obs, next_obs, action, reward, done, infos)
 
     def _write(
@@ -126,38 +130,45 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
         # fail, then stores frames, which changes nothing that can be seen, and then the rest, which cannot fail.
         pos, stores = self.pos, self._stores
         checked = [
-            (store, store.checked(_part(obs, key)), store.checked(_part(next_obs, key)))
+            (store, (store.checked(_part(obs, key)), store.checked(_part(next_obs, key))))
             for key, store in stores.items()
         ]
-        fields = [
-            (self.actions, row_of(self.actions, np.asarray(action).reshape(self.n_envs, self.action_dim))),
-            (self.rewards, row_of(self.rewards, reward)),
-            (self.dones, row_of(self.dones, done)),
-        ]
-        if self.handle_timeout_termination:
-            timeouts = [info.get("TimeLimit.truncated", False) for info in infos]
-            fields.append((self.timeouts, row_of(self.timeouts, timeouts)))
+        row = (
+            row_of(self.actions, np.asarray(action).reshape(self.n_envs, self.action_dim)),
+            row_of(self.rewards, reward),
+            row_of(self.dones, done),
+            self._timeouts_of(infos) if self.handle_timeout_termination else None,
+        )
         for store in stores.values():
             store.prepare(2, pos)
-        appended = [(store, store.append(first), store.append(second)) for store, first, second in checked]
-        next_place = (0, (pos + 1) % self.buffer_size) if self.optimize_memory_usage else (1, pos)
-
-        def commit() -> None:
-            for store, first, second in appended:
-                store.place(0, pos, first)
-                store.place(*next_place, second)
-            for array, row in fields:
-                array[pos] = row
-            self.full = self.full or pos + 1 == self.buffer_size
-            self.pos = (pos + 1) % self.buffer_size
-
+        appended = [(store, store.append(pair)) for store, pair in checked]
         try:
-            commit()
+            self._commit(pos, appended, row)
         except BaseException:  # Ctrl-C: the transition is stored as a whole nevertheless
-            commit()
+            self._commit(pos, appended, row)
             raise
         for store in stores.values():
             store.finish_step()
+
+    def _commit(self, pos: int, appended: list[tuple[ObservationStore, Appended]], row: tuple[Any, ...]) -> None:
+        """Make a transition that is stored the one at ``pos``. Doing it twice does no harm."""
+        places = [(0, pos), (0, (pos + 1) % self.buffer_size) if self.optimize_memory_usage else (1, pos)]
+        for store, observations in appended:
+            store.place(places, observations)
+        self.actions[pos], self.rewards[pos], self.dones[pos], timeouts = row
+        if timeouts is not None:
+            self.timeouts[pos] = timeouts
+        if pos + 1 == self.buffer_size:
+            self.full = True
+            self.pos = 0
+        else:
+            self.pos = pos + 1
+
+    def _timeouts_of(self, infos: list[dict[str, Any]]) -> npt.NDArray[Any] | float:
+        timeouts = [info.get("TimeLimit.truncated", False) for info in infos]
+        if not any(timeouts) and len(timeouts) == self.n_envs:
+            return 0.0
+        return row_of(self.timeouts, timeouts)
 
     def reset(self) -> None:
         with self._prefetcher.invalidated() if self._prefetcher else nullcontext():
@@ -196,26 +207,18 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
             from.
         """
         last_inds = batch_inds if last_inds is None else last_inds
-        with self._lock.held:
-            return self._locked_samples_at(batch_inds, env_indices, env, last_inds)
-
-    def _locked_samples_at(
-        self,
-        batch_inds: npt.NDArray[np.int64],
-        env_indices: npt.NDArray[np.int64],
-        env: VecNormalize | None,
-        last_inds: npt.NDArray[np.int64],
-    ) -> Any:
-        pairs = {key: self._observation_pair(key, batch_inds, last_inds, env_indices) for key in self._stores}
-        is_dict = SINGLE not in pairs
-        obs, next_obs = ({key: pair[i] for key, pair in pairs.items()} for i in (0, 1)) if is_dict else pairs[SINGLE]
         # take() with one index is several times faster than [] with two.
         places = batch_inds * self.n_envs + env_indices
         last_places = places if last_inds is batch_inds else last_inds * self.n_envs + env_indices
-        dones = self.dones.reshape(-1, 1).take(last_places, axis=0)
-        dones *= 1 - self.timeouts.reshape(-1, 1).take(last_places, axis=0)
-        rewards = self._normalize_reward(self.rewards.reshape(-1, 1).take(places, axis=0), env)
-        actions = self.actions.reshape(-1, self.action_dim).take(places, axis=0)
+        with self._lock.held:
+            pairs = {key: self._observation_pair(key, batch_inds, last_inds, env_indices) for key in self._stores}
+            dones = self.dones.reshape(-1, 1).take(last_places, axis=0)
+            dones *= 1 - self.timeouts.reshape(-1, 1).take(last_places, axis=0)
+            rewards = self.rewards.reshape(-1, 1).take(places, axis=0)
+            actions = self.actions.reshape(-1, self.action_dim).take(places, axis=0)
+        is_dict = SINGLE not in pairs
+        obs, next_obs = ({key: pair[i] for key, pair in pairs.items()} for i in (0, 1)) if is_dict else pairs[SINGLE]
+        rewards = self._normalize_reward(rewards, env)
         return (DictReplayBufferSamples if is_dict else ReplayBufferSamples)(
             observations=self._tensors(obs, env),
             actions=self.to_torch(actions, copy=False),

@@ -9,7 +9,7 @@ division, and per record only its place, length and reference are kept.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -97,9 +97,35 @@ class FrameStore:
         """
         self.make_room(1, oldest)
         memory, form = self.layout.in_memory(observations)
+        most_waiting = self._expect_frames(1)
         ends, waiting = self.newest.append(lanes, memory, form, self.ring, self.heads, self.encoded)
-        self._most_waiting = max(self._most_waiting, waiting)
+        self._most_waiting = max(most_waiting, waiting)
         return ends
+
+    def append_pairs(
+        self, lanes: Indices, pair: Sequence[npt.NDArray[Any]], oldest: Callable[[], Indices]
+    ) -> Sequence[Indices]:
+        """Store an observation and its successor per lane, for which :meth:`make_room` was called.
+
+        Returns what :meth:`append` returns, for both.
+        """
+        memory, form = self.layout.in_memory(pair[0])
+        following, other_form = self.layout.in_memory(pair[1])
+        if form != other_form:
+            return [self.append(lanes, observations, oldest) for observations in pair]
+        most_waiting = self._expect_frames(2)
+        ends, waiting = self.newest.append_pairs(lanes, (memory, following), form, self.ring, self.heads, self.encoded)
+        self._most_waiting = max(most_waiting, waiting)
+        return ends  # type: ignore[return-value]  # a row for each
+
+    def _expect_frames(self, n_observations: int) -> int:
+        """How many frames wait in a lane, at most, before so many observations are appended.
+
+        Should Ctrl-C come right after they were, it counts as if all their frames were new: the ring must not overflow.
+        """
+        most_waiting = self._most_waiting
+        self._most_waiting = most_waiting + n_observations * self.layout.stack
+        return most_waiting
 
     def make_room(self, n_observations: int, oldest: Callable[[], Indices]) -> None:
         """For so many observations per lane. All that can fail happens here, before anything is stored."""

@@ -24,6 +24,8 @@ from sb3_extra_buffers.storage.stacking import MemoryForm
 if TYPE_CHECKING:
     from sb3_extra_buffers.persistence.state import SavedState, State
 
+_KERNELS = "sb3_extra_buffers.storage.kernels"
+
 
 class NewestObservations:
     """Remembers the newest observation of each lane, to find out what is new in the next one."""
@@ -46,6 +48,32 @@ class NewestObservations:
 
         Returns the frame number after each observation's last frame, and the most frames that wait in any lane.
         """
+        self._expect(memory, form)
+        ends = np.empty(len(lanes), dtype=np.int64)
+        kernels = load_kernels(_KERNELS)
+        append = append_new_frames if kernels is None else kernels.append_new_frames
+        waiting: int = append(
+            lanes, memory, *form, self.stack, self._masks, self.memory, self.known, ring, heads, encoded, ends
+        )
+        return ends, waiting
+
+    def append_pairs(
+        self, lanes: Indices, pair: tuple[Bytes, Bytes], form: MemoryForm, ring: Bytes, heads: Indices, encoded: Indices
+    ) -> tuple[Indices, int]:
+        """The same for observations and their successors, ``(2, lanes)`` of them."""
+        kernels = load_kernels(_KERNELS)
+        if kernels is None:
+            first, following = (self.append(lanes, memory, form, ring, heads, encoded) for memory in pair)
+            return np.stack([first[0], following[0]]), following[1]
+        self._expect(pair[0], form)
+        ends = np.empty((2, len(lanes)), dtype=np.int64)
+        waiting: int = kernels.append_pairs(
+            lanes, *pair, *form, self.stack, self._masks, self.memory, self.known, ring, heads, encoded, ends
+        )
+        return ends, waiting
+
+    def _expect(self, memory: Bytes, form: MemoryForm) -> None:
+        """Be ready for observations in this form."""
         if form != self._form:
             # Another order in memory: what is remembered is of no use. It happens at most once in practice.
             self.known[:] = False
@@ -53,13 +81,6 @@ class NewestObservations:
             self._masks = _masks(form, self.stack)
             if self.memory.shape[1] != memory.shape[1]:
                 self.memory = np.empty((len(self.known), memory.shape[1]), dtype=np.uint8)
-        ends = np.empty(len(lanes), dtype=np.int64)
-        kernels = load_kernels("sb3_extra_buffers.storage.kernels")
-        append = append_new_frames if kernels is None else kernels.append_new_frames
-        waiting: int = append(
-            lanes, memory, *form, self.stack, self._masks, self.memory, self.known, ring, heads, encoded, ends
-        )
-        return ends, waiting
 
     def forget(self) -> None:
         self.known[:] = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -31,12 +31,9 @@ _PIECE = 4096
 CPU = th.device("cpu")
 
 
-class Appended(NamedTuple):
-    """Frames of observations that are stored, but not in a slot yet."""
-
-    ends: Indices | int
-    """The number of the frame after each observation's last one."""
-    digests: Digests | None
+Appended = tuple[Sequence[Indices | int], Sequence[Digests] | None]
+"""Observations whose frames are stored, but that are in no slot yet: for each of them, the numbers of the frames after
+its last ones, and its digests."""
 
 
 class EarlierCodec(NamedTuple):
@@ -100,6 +97,7 @@ class ObservationSlots:
         """Codecs of which there are observations left, the newest first."""
         self._has_elements = math.prod(shape) > 0
         self._all_lanes = np.arange(n_envs)
+        self._step_shape = (n_envs, *shape)
         self._compact_at = _WORTH_COMPACTING
         """The size of the arena at which to look whether most of it is dead."""
 
@@ -110,7 +108,7 @@ class ObservationSlots:
     @property
     def frame_stores(self) -> list[FrameStore]:
         """All frame stores, the one in use first."""
-        return [self.frames, *(earlier.frames for earlier in self._earlier)]
+        return [self.frames, *[earlier.frames for earlier in self._earlier]] if self._earlier else [self.frames]
 
     @property
     def payload_bytes(self) -> int:
@@ -129,9 +127,10 @@ class ObservationSlots:
 
     def checked(self, observations: npt.ArrayLike, n: int | None = None) -> npt.NDArray[Any]:
         """Observations for ``n`` (by default all) environments, ready to be written, or an error."""
-        n = self.n_envs if n is None else n
         array = np.asarray(observations)
-        if array.shape != (n, *self.shape):
+        if n is None and array.shape == self._step_shape:
+            pass  # as it nearly always is
+        elif array.shape != ((n := n or self.n_envs), *self.shape):
             # As in SB3, a single environment may leave out its axis, and numbers may have any.
             is_single = n == 1 and array.shape == self.shape
             if not is_single and (array.size != n or math.prod(self.shape) != 1):
@@ -144,33 +143,34 @@ class ObservationSlots:
             array = self._cast(array)
         if not array.flags.writeable:  # for which compiled code would be compiled again
             array = array.copy(order="K")
-        return saturate(array, self.stored_dtype)
+        return array if array.dtype is self.stored_dtype else saturate(array, self.stored_dtype)
 
-    def prepare(self, n_observations: int) -> None:
-        """Make room for so many observations of each environment. All that can fail happens here."""
-        if self._has_elements:
-            self.frames.make_room(n_observations, self._oldest)
-
-    def append(self, observations: npt.NDArray[Any], lanes: Indices | None = None) -> Appended:
-        """Store the frames of :meth:`checked` observations, for :meth:`place`."""
-        digests = None if self.digests is None else digests_of(observations)
+    def append(self, observations: Sequence[npt.NDArray[Any]], lanes: Indices | None = None) -> Appended:
+        """Store the frames of one or two :meth:`checked` observations of all environments, for :meth:`place`."""
+        digests = None if self.digests is None else [digests_of(part) for part in observations]
         if not self._has_elements:
-            return Appended(0, digests)
+            return [0] * len(observations), digests
         where = self._all_lanes if lanes is None else lanes
-        return Appended(self.frames.append(where, observations, self._oldest), digests)
+        if len(observations) == 2:
+            return self.frames.append_pairs(where, observations, self._oldest), digests
+        return [self.frames.append(where, observations[0], self._oldest)], digests
 
-    def place(self, column: int, slot: int, appended: Appended, lanes: Indices | None = None) -> None:
-        """Make what was appended the observations in a slot. Doing it twice does no harm."""
-        self.slots_used = max(self.slots_used, slot + 1)  # first: frames of slots that are not in use are released
-        where = slice(None) if lanes is None else lanes
-        self.ends[column][slot, where] = appended.ends
-        if self.digests is not None and appended.digests is not None:
-            self.digests.columns[column][slot, where] = appended.digests
+    def place(self, places: Sequence[tuple[int, int]], appended: Appended, lanes: Indices | None = None) -> None:
+        """Put what was appended into columns and slots. Doing it twice does no harm."""
+        ends, digests = appended
+        for i, (column, slot) in enumerate(places):
+            where = slot if lanes is None else (slot, lanes)
+            if slot >= self.slots_used:  # first: frames of slots that are not in use are released
+                self.slots_used = slot + 1
+            self.ends[column][where] = ends[i]
+            if self.digests is not None and digests is not None:
+                self.digests.columns[column][where] = digests[i]
 
     def read(self, wanted: list[tuple[int, Indices]], envs: Indices, device: th.device = CPU) -> list[npt.NDArray[Any]]:
         """The observations at ``(slots[i], envs[i])``, for each column and its slots in ``wanted``, as fresh arrays."""
         outs = [self.outputs.take((len(envs), *self.shape), self.stored_dtype, device) for _ in wanted]
-        envs = envs.astype(np.int64, copy=False)  # which NumPy 1 does not draw on Windows
+        if envs.dtype != np.int64:  # as NumPy 1 draws them on Windows
+            envs = envs.astype(np.int64)
         with self.lock.held:
             firsts = self._firsts(wanted, envs)
             if firsts.min(initial=0) < 0:

@@ -79,17 +79,20 @@ class ObservationStore(ObservationSlots):
         """Store :meth:`checked` observations, one for each environment or for each of ``lanes``."""
         with self.lock.held:
             self.prepare(1, slot if column == 0 else None)
-            self.place(column, slot, self.append(observations, lanes), lanes)
+            self.place([(column, slot)], self.append([observations], lanes), lanes)
             if column == 0:
                 self.finish_step()
 
     def prepare(self, n_observations: int, slot: int | None = None) -> None:
-        """
+        """Make room for so many observations of each environment. All that can fail happens here.
+
         :param slot: The slot of the first column that is going to be overwritten.
         """
-        if slot is not None and self._wants_steps and self.ends[0][slot].all():
+        may_decide = self._decide_at is not None or self._reconsider_at is not None
+        if may_decide and slot is not None and self._wants_steps and self.ends[0][slot].all():
             self._remember([slot])
-        super().prepare(n_observations)
+        if self._has_elements:
+            self.frames.make_room(n_observations, self._oldest)
 
     def finish_step(self) -> None:
         """To be called when a step is complete: decides, once in a while, how to go on."""
