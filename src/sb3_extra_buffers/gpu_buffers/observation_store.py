@@ -60,7 +60,8 @@ class PackedObservationStore(DeviceStore):
 
     @property
     def takes_tensors(self) -> bool:
-        return self.device_frames is not None and self.device_frames.takes_tensors
+        # Checksums are made on the host.
+        return self.digests is None and self.device_frames is not None and self.device_frames.takes_tensors
 
     def to(self, device: th.device) -> None:
         self._take_back()
