@@ -201,10 +201,10 @@ CODEC_FAULTS = [
         "        references = self._current[lanes]\n",
     ),
     Fault(
-        "a saved lane gets the reference frame of another",
+        "records lean on other reference frames after a load",
         DELTA,
-        '            "current": self._current,',
-        '            "current": self._current[::-1].copy(),',
+        '            "frames": self._frames,',
+        '            "frames": np.roll(self._frames, 1, axis=0),',
     ),
     Fault(
         "a number in use is given out again",
