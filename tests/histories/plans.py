@@ -145,6 +145,8 @@ def _storage_options(name: Name, rng: np.random.Generator) -> dict[str, Any]:
         options["frame_stack"] = None
     elif stack == "declared" and name.world in ("stack", "stack, channels last"):
         options["frame_stack"] = int(rng.choice([4, 2]))
+    if method.startswith("rle") and rng.random() < 0.7:
+        options["dtypes"] = {"runs_type": np.uint8}  # so that there are runs that are too long for one
     if rng.random() < 0.15:
         options["verify"] = True
     if rng.random() < 0.15:

@@ -65,7 +65,7 @@ class ReplayHistory(History):
             self.add_some: 20.0,
             self.sample: 10.0,
             self.index: 4.0,
-            self.reset: 0.15,
+            self.reset: 0.15 if self.ahead is None else 1.5,
             self.assign_device: 0.3,
         }
         # A batch that was drawn ahead may be read before or after this.
