@@ -69,7 +69,8 @@ class ReplayHistory(History):
             self.assign_device: 0.3,
         }
         # A batch that was drawn ahead may be read before or after this.
-        if self.ahead is None:
+        # And kernels gather fields only as long as nobody has asked for the arrays.
+        if self.ahead is None and self.plan.path != "kernels":
             operations[self.end_episodes] = 0.5
         if self.plan.writes_by_index:
             operations[self.write_by_index] = 2.0
@@ -80,7 +81,7 @@ class ReplayHistory(History):
     # Writing
 
     def add_some(self) -> None:
-        for _ in range(int(self.rng.choice([1, 2, 5, 17, 40]))):
+        for _ in range(int(self.rng.choice([3, 4, 5] if self.plan.path == "kernels" else [1, 2, 5, 17, 40]))):
             self.add()
 
     def add(self) -> None:
@@ -145,7 +146,7 @@ class ReplayHistory(History):
     # Reading
 
     def sample(self) -> None:
-        size = int(self.rng.choice([1, 4] if self.plan.path == "kernels" else [1, 8, 33, 64]))
+        size = int(self.rng.choice([2, 14] if self.plan.path == "kernels" else [1, 8, 33, 64]))
         if self.model.size() == 0 or (self.is_her and not (self.model.ep_length > 0).any()):
             return
         # With memory optimisation, the only transition of a buffer has no successor once it is full.

@@ -46,7 +46,12 @@ def visits_of(buffer: str) -> set[str]:
 def kernel_histories() -> list[Name]:
     """For the kernels in Triton, which its interpreter can run anywhere."""
     return [
-        Name(buffer, method, "tiny stack", KERNEL_STEPS, 0)
-        for buffer in ("GpuReplayBuffer", "GpuRolloutBuffer")
-        for method in ("delta", "rle")
+        Name(buffer, method, "tiny stack", KERNEL_STEPS, number)
+        for buffer, method, count in (
+            ("GpuReplayBuffer", "delta", 3),
+            ("GpuReplayBuffer", "rle", 1),
+            ("GpuRolloutBuffer", "delta", 1),
+            ("GpuRolloutBuffer", "rle", 1),
+        )
+        for number in range(count)
     ]
