@@ -21,10 +21,12 @@ test: $(VENV)/.ready ## Lint, check formatting and types, run the tests
 	$(RUN)/mypy
 	$(RUN)/pytest -n auto
 
-# Five minutes of other histories than the tests run: the seed is the day, so that every day adds some.
+# The seed of the histories is the day, so that every day adds some.
 test-more: export OMP_WAIT_POLICY := passive
-test-more: $(VENV)/.ready ## What takes longer: five minutes of long histories
+test-more: $(VENV)/.ready ## What takes longer: killed processes, five minutes of long histories, whole trainings
+	$(RUN)/python -m tests.soak.kill --kills 200
 	$(RUN)/python -m tests.histories.soak --minutes 5 --seed $(or $(SEED),$(shell date +%Y%m%d))
+	$(RUN)/python -m benchmarks.studies.training_exactness
 
 soak: export OMP_WAIT_POLICY := passive
 soak: $(VENV)/.ready ## Compare with SB3's buffers over long histories and real games; MINUTES=30 SEED=0
