@@ -321,6 +321,12 @@ BUFFER_FAULTS = [
         'timeouts = [info.get("TimeLimit.truncated", False) and env == 0 for env, info in enumerate(infos)]',
     ),
     Fault(
+        "the second save leaves the old header",
+        "persistence/container.py",
+        "        _write_header(file, header)  # from here on nothing may be taken away",
+        "        sync(file)  # from here on nothing may be taken away",
+    ),
+    Fault(
         "a full buffer does not say so",
         "compressed/replay_buffer.py",
         "            self.full = True\n            self.pos = 0",
