@@ -43,3 +43,20 @@ def test_a_pickle_that_was_kept(name: str) -> None:
     for number, step in enumerate(steps_for(again, SLOTS)):
         add(again, step, number)
         again.check()
+
+
+def test_two_observations_in_which_all_is_new_find_room_in_a_buffer_of_an_earlier_version() -> None:
+    buffer = pickle.loads((FOLDER / "replay.pkl").read_bytes())
+    space, rng = buffer.observation_space, np.random.default_rng(0)
+    images = rng.integers(0, 256, (60, 2, buffer.n_envs, *space.shape)).astype(space.dtype)
+    zeros = np.zeros(buffer.n_envs)
+    for step, (image, following) in enumerate(images):
+        slot = buffer.pos
+        buffer.add(image, following, np.zeros((buffer.n_envs, buffer.action_dim)), zeros, zeros, [{}] * buffer.n_envs)
+        assert_same(buffer.observations[slot], image)
+        assert_same(buffer.next_observations[slot], following)
+        if step % 10 == 0:
+            buffer.check()
+    n_slots = min(len(images), buffer.buffer_size)
+    for age in range(1, n_slots + 1):
+        assert_same(buffer.observations[(buffer.pos - age) % buffer.buffer_size], images[-age, 0])

@@ -387,14 +387,7 @@ class ObservationSlots:
     def __setstate__(self, state: dict[str, Any]) -> None:
         # A pickle of an earlier version has other names for some attributes, and lacks others.
         renamed = {"_recipe": "recipe", "_slots_used": "slots_used"}
-        self.__dict__.update({renamed.get(name, name): value for name, value in state.items()})
-        missing: dict[str, Any] = {
-            "digests": None,
-            "_earlier": [],
-            "_has_elements": True,
-            "_reconsider_at": None,
-            "_forgotten": [],
-        }
-        self.__dict__.update({name: value for name, value in missing.items() if name not in self.__dict__})
-        if "lock" not in self.__dict__:
-            self.lock = BufferLock()
+        state = {renamed.get(name, name): value for name, value in state.items()}
+        lacking = {"digests": None, "_earlier": [], "_has_elements": True, "_reconsider_at": None, "_forgotten": []}
+        step_shape = (state["n_envs"], *state["shape"])
+        self.__dict__.update({**lacking, "_step_shape": step_shape, "lock": state.get("lock") or BufferLock(), **state})
