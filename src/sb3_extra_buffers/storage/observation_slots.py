@@ -388,6 +388,7 @@ class ObservationSlots:
         # A pickle of an earlier version has other names for some attributes, and lacks others.
         renamed = {"_recipe": "recipe", "_slots_used": "slots_used"}
         state = {renamed.get(name, name): value for name, value in state.items()}
-        lacking = {"digests": None, "_earlier": [], "_has_elements": True, "_reconsider_at": None, "_forgotten": []}
+        lacking: dict[str, Any] = {"digests": None, "_earlier": [], "_has_elements": True}
+        lacking |= {"_reconsider_at": None, "_forgotten": []}
         step_shape = (state["n_envs"], *state["shape"])
         self.__dict__.update({**lacking, "_step_shape": step_shape, "lock": state.get("lock") or BufferLock(), **state})
