@@ -76,11 +76,11 @@ class NewestObservations:
         """Be ready for observations in this form."""
         if form != self._form:
             # Another order in memory: what is remembered is of no use. It happens at most once in practice.
+            masks, memory_size = _masks(form, self.stack), memory.shape[1]
+            newest = np.empty((len(self.known), memory_size), dtype=np.uint8)
             self.known[:] = False
-            self._form = form
-            self._masks = _masks(form, self.stack)
-            if self.memory.shape[1] != memory.shape[1]:
-                self.memory = np.empty((len(self.known), memory.shape[1]), dtype=np.uint8)
+            # All at once: the kernel takes it for granted that they fit each other.
+            self._masks, self.memory, self._form = masks, newest, form
 
     def forget(self) -> None:
         self.known[:] = False

@@ -28,26 +28,31 @@ class AnonymousMemory:
 
     def __init__(self, size: int) -> None:
         self._map = _map_private(size)
-        self.data: npt.NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
+        self._data: npt.NDArray[np.uint8] | None = None
+
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        data = self._data
+        if data is None:
+            data = self._data = np.frombuffer(self._map, dtype=np.uint8)
+        return data
 
     def resize(self, size: int) -> None:
         """Make room for ``size`` bytes, keeping the contents."""
         if sys.platform == "linux":
             # The kernel moves page tables, not bytes. It refuses while somebody else looks at the memory
             # (a second thread that samples), and then the bytes are copied like everywhere else.
+            self._data = None
             try:
-                self.data = np.empty(0, dtype=np.uint8)
                 self._map.resize(size)
                 return
             except BufferError:
                 pass
-            finally:
-                self.data = np.frombuffer(self._map, dtype=np.uint8)
         larger = _map_private(size)
         data = np.frombuffer(larger, dtype=np.uint8)
         kept = min(size, len(self.data))
         data[:kept] = self.data[:kept]
-        self._map, self.data = larger, data
+        self._map, self._data = larger, data
 
 
 class PrivateMemory:
