@@ -119,14 +119,15 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
         return self._beta(self.progress_remaining)
 
     def add(self, *args: Any, **kwargs: Any) -> None:
-        slot = self.pos
-        try:
-            super().add(*args, **kwargs)
-        except BaseException:
-            if self.pos != slot:  # Ctrl-C after the transition was stored: it has a priority, too
-                self._give_priority(slot)
-            raise
-        self._give_priority(slot)
+        with self._lock.held:
+            slot = self.pos
+            try:
+                super().add(*args, **kwargs)
+            except BaseException:
+                if self.pos != slot:  # Ctrl-C after the transition was stored: it has a priority, too
+                    self._give_priority(slot)
+                raise
+            self._give_priority(slot)
 
     def _give_priority(self, slot: int) -> None:
         self._tree[self._places(slot)] = self.max_priority**self.alpha
@@ -134,12 +135,17 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
             self._tree[self._places(self.pos)] = 0.0  # its observation is now the newest next observation
 
     def reset(self) -> None:
-        super().reset()
-        self._tree.clear()
+        with self._lock.held:
+            super().reset()
+            self._tree.clear()
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         """Draw :class:`PrioritizedReplayBufferSamples`."""
         self._check_folder()
+        with self._lock.held:
+            return self._draw(batch_size, env)
+
+    def _draw(self, batch_size: int, env: VecNormalize | None) -> PrioritizedReplayBufferSamples:
         total = self._tree.total
         if total == 0:
             raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
@@ -165,9 +171,10 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
                 "Has the training diverged?"
             )
         priorities = errors + self.epsilon
-        self.max_priority = max(self.max_priority, float(priorities.max(initial=0.0)))
-        # A place without a transition stays without a chance.
-        self._tree[indices] = np.where(self._tree[indices] > 0, priorities**self.alpha, 0.0)
+        with self._lock.held:
+            self.max_priority = max(self.max_priority, float(priorities.max(initial=0.0)))
+            # A place without a transition stays without a chance.
+            self._tree[indices] = np.where(self._tree[indices] > 0, priorities**self.alpha, 0.0)
 
     def memory_usage(self) -> MemoryUsage:
         usage = super().memory_usage()

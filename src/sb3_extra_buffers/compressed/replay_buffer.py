@@ -171,7 +171,7 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
         return row_of(self.timeouts, timeouts)
 
     def reset(self) -> None:
-        with self._prefetcher.invalidated() if self._prefetcher else nullcontext():
+        with self._prefetcher.invalidated() if self._prefetcher else nullcontext(), self._lock.held:
             super().reset()
 
     def close(self) -> None:
@@ -185,7 +185,8 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
             raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
         # Not super(): DictReplayBuffer.sample() leaves out what optimize_memory_usage needs.
         if self._prefetcher is None or env is not None:
-            return ReplayBuffer.sample(self, batch_size, env)
+            with self._lock.held:  # what is drawn must still be there when it is read
+                return ReplayBuffer.sample(self, batch_size, env)
         return self._prefetcher.next(batch_size, self.device, lambda: ReplayBuffer.sample(self, batch_size))
 
     def _get_samples(self, batch_inds: npt.NDArray[np.int64], env: VecNormalize | None = None) -> Any:

@@ -68,10 +68,10 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
             super().reset()
         finally:
             self.obs_shape = obs_shape
+            if self._stores:
+                self.observations = self._column(0)
         for store in self._stores.values():
             store.clear()
-        if self._stores:
-            self.observations = self._column(0)
 
     def add(
         self,

@@ -24,10 +24,12 @@ class BufferLock:
 
 _locks: weakref.WeakSet[BufferLock] = weakref.WeakSet()
 _held_for_fork: list[BufferLock] = []
+_forking = threading.Lock()
 
 
 def _before_fork() -> None:
-    _held_for_fork[:] = _locks
+    _forking.acquire()  # one fork at a time: they share the list
+    _held_for_fork[:] = list(_locks)
     for lock in _held_for_fork:
         lock.held.acquire()
 
@@ -35,11 +37,14 @@ def _before_fork() -> None:
 def _after_fork_in_parent() -> None:
     while _held_for_fork:
         _held_for_fork.pop().held.release()
+    _forking.release()
 
 
 def _after_fork_in_child() -> None:
+    global _forking
     while _held_for_fork:
         _held_for_fork.pop().held = threading.RLock()
+    _forking = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):

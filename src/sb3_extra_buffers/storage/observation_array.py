@@ -82,8 +82,9 @@ class ObservationArray:
             )
         values = np.broadcast_to(np.asarray(observations), (*slots.shape, *self.store.shape))
         values = values.reshape(-1, *self.store.shape)
-        for slot, env, value in zip(slots.reshape(-1).tolist(), envs.reshape(-1).tolist(), values, strict=True):
-            self.store.write(self.column, slot, self.store.checked(value[None], 1), np.array([env]))
+        checked = [self.store.checked(value[None], 1) for value in values]  # all of them, before any is written
+        for slot, env, value in zip(slots.reshape(-1).tolist(), envs.reshape(-1).tolist(), checked, strict=True):
+            self.store.write(self.column, slot, value, np.array([env]))
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:

@@ -97,9 +97,10 @@ class ObservationStore(ObservationSlots):
     def finish_step(self) -> None:
         """To be called when a step is complete: decides, once in a while, how to go on."""
         self._steps += 1
-        if self._steps == self._decide_at:
+        # Not just at the step that was planned: what was interrupted then is done now.
+        if self._decide_at is not None and self._steps >= self._decide_at:
             self.decide()
-        if self._steps % REVIEW_STEPS == 0 or self._steps == self._reconsider_at:
+        if self._steps % REVIEW_STEPS == 0 or self._is_to_reconsider:
             self._review()
         if self.frames.arena.nbytes > self._compact_at:
             self.compact()
@@ -159,18 +160,22 @@ class ObservationStore(ObservationSlots):
         frame_bytes = self.frames.take_mean_frame_bytes()
         usual, self._usual_frame_bytes = self._usual_frame_bytes, frame_bytes
         drifted = usual is not None and not usual / 2 <= frame_bytes <= usual * 2
-        if self._steps != self._reconsider_at and not drifted:
+        if not self._is_to_reconsider and not drifted:
             return
         steps = self._recent_steps(_RECONSIDER_STEPS)
         if len(steps) < _FEWEST_STEPS:  # as after a reset: first see some more
             self._reconsider_at = self._steps + _FEWEST_STEPS
             return
-        self._reconsider_at, self._forgotten = None, []
         best = choose_codec(self.layout, steps, self.recipe if drifted else None)
+        self._reconsider_at, self._forgotten = None, []
         if best.recipe != self.recipe and len(self._earlier) < _MOST_CODECS:
             logger.info("Observations have changed: %s instead of %s", best.recipe.method, self.codec.label)
             self._usual_frame_bytes = None
             self.change_codec(best.recipe)
+
+    @property
+    def _is_to_reconsider(self) -> bool:
+        return self._reconsider_at is not None and self._decide_at is None and self._steps >= self._reconsider_at
 
     @property
     def _wants_steps(self) -> bool:
@@ -212,6 +217,7 @@ class ObservationStore(ObservationSlots):
             config.recipe.build(self._likely_frame(layout))
         may_be_stack = config.frame_stack == "auto" and max(self.shape, default=1) > 1
         if not self._has_elements:
+            self._reconsider_at = None
             self.use(StackLayout((1,), self.stored_dtype), _AS_THEY_ARE)  # nothing will ever be in there
             return
         if config.recipe is not None and not may_be_stack:

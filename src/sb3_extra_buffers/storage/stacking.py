@@ -61,7 +61,7 @@ class StackLayout:
     def in_memory(self, observations: npt.NDArray[Any]) -> tuple[Bytes, MemoryForm]:
         """Observations, ``(n, *shape)``, as ``(n, bytes)``, and how frames lie in there. Copies only if it must."""
         form = self._frame_after_frame if self.is_contiguous else self._pixel_after_pixel
-        if self.is_contiguous and not observations.flags.c_contiguous:
+        if self.is_contiguous and self.shape and not observations.flags.c_contiguous:
             channels_last = observations.transpose(self._channels_last)
             if channels_last.flags.c_contiguous:
                 observations, form = channels_last, self._pixel_after_pixel
