@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import multiprocessing
 import os
 import pickle
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before anything uses CUDA
@@ -43,6 +45,8 @@ SCENE_STEPS = 150
 IMAGE = spaces.Box(0, 255, (4, 84, 84), np.uint8)
 DICT = spaces.Dict({"image": IMAGE, "numbers": spaces.Box(-np.inf, np.inf, (5,), np.float32)})
 ACTIONS = spaces.Discrete(9)
+_WHOSE = (False, False, True)
+"""Whether the buffers of the three runs are ours."""
 
 
 class Case(NamedTuple):
@@ -70,17 +74,19 @@ def main() -> None:
 
 
 def compare_training(arguments: argparse.Namespace) -> bool:
-    th.backends.cudnn.deterministic, th.backends.cudnn.benchmark = True, False
-    th.use_deterministic_algorithms(mode=True)
     all_same = True
     print(f"{'training':44s} {'SB3 again':>12s} {'ours':>12s}")
-    for algorithm, game in itertools.product((DQN, PPO), GAMES[:2]):
-        runs = [_weights(algorithm, game, arguments, ours) for ours in (False, False, True)]
-        same = [all(map(th.equal, runs[0], run)) for run in runs[1:]]
-        label = f"{algorithm.__name__} on {game}, {_length(algorithm, arguments)}"
-        print(f"{label:44s} {_verdict(same[0]):>12s} {_verdict(same[1]):>12s}", flush=True)
-        all_same &= same[1]
-    th.use_deterministic_algorithms(mode=False)
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as processes:
+        runs = {
+            (algorithm, game): [processes.submit(_weights, algorithm, game, arguments, ours) for ours in _WHOSE]
+            for algorithm, game in itertools.product((DQN, PPO), GAMES[:2])
+        }
+        for (algorithm, game), futures in runs.items():
+            first, *others = [future.result() for future in futures]
+            same = [all(map(np.array_equal, first, other)) for other in others]
+            label = f"{algorithm.__name__} on {game}, {_length(algorithm, arguments)}"
+            print(f"{label:44s} {_verdict(same[0]):>12s} {_verdict(same[1]):>12s}", flush=True)
+            all_same &= same[1]
     return all_same
 
 
@@ -92,7 +98,10 @@ def _length(algorithm: Any, arguments: argparse.Namespace) -> str:
     return f"{arguments.rollouts} rollouts" if algorithm is PPO else f"{4 * arguments.transitions:,} steps"
 
 
-def _weights(algorithm: Any, game: str, arguments: argparse.Namespace, ours: bool) -> list[th.Tensor]:
+def _weights(algorithm: Any, game: str, arguments: argparse.Namespace, ours: bool) -> list[np.ndarray[Any, Any]]:
+    th.set_num_threads(1)
+    th.backends.cudnn.deterministic, th.backends.cudnn.benchmark = True, False
+    th.use_deterministic_algorithms(mode=True)
     options: dict[str, Any]
     n_envs = 8 if algorithm is PPO else 4
     if algorithm is PPO:
@@ -108,7 +117,7 @@ def _weights(algorithm: Any, game: str, arguments: argparse.Namespace, ours: boo
     model = algorithm("CnnPolicy", env, seed=arguments.seed, device=arguments.device, **options)
     model.learn(steps)
     env.close()
-    return [tensor.cpu() for tensor in model.policy.state_dict().values()]
+    return [tensor.numpy(force=True) for tensor in model.policy.state_dict().values()]
 
 
 def compare_histories(arguments: argparse.Namespace) -> bool:

@@ -15,6 +15,7 @@ import torch as th
 
 from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.gpu_buffers.transfer import to_device
+from sb3_extra_buffers.interruption import uninterrupted
 
 _BLOCKS = 16
 
@@ -46,8 +47,11 @@ class _Block:
 class _Loan(weakref.ref[_Block]):
     """Notices when nobody has a block any more, and so not before the kernel that reads it was launched."""
 
-    __slots__ = ("memory",)
-    memory: _Memory
+    memory: _Memory | None = None
+    """``None`` if Ctrl-C came before the loan was complete, and so before any kernel read the memory."""
+    # As objects: a weak reference has no hash of its own once its block is gone.
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
 
 
 class _Rotation:
@@ -72,7 +76,7 @@ class _Rotation:
         try:
             memory = self._ready.popleft()
         except IndexError:
-            with self._lock:
+            with uninterrupted(), self._lock:
                 memory = self._more()
         memory.shape(shape)
         block = _Block(memory)
@@ -90,9 +94,10 @@ class _Rotation:
 
     def _more(self) -> _Memory:
         returned = [self._returned.popleft() for _ in range(len(self._returned))]
-        if returned:
-            self._out.difference_update(returned)
-            self._in_use.append((self.mark(), [loan.memory for loan in returned]))
+        self._out.difference_update(returned)
+        read = [loan.memory for loan in returned if loan.memory is not None]
+        if read:
+            self._in_use.append((self.mark(), read))
         if self._in_use and self._in_use[0][0].query():  # type: ignore[no-untyped-call]
             free = self._in_use.popleft()[1]
         else:
