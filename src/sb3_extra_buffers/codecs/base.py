@@ -27,7 +27,7 @@ import numpy.typing as npt
 from sb3_extra_buffers.errors import CorruptDataError
 
 if TYPE_CHECKING:
-    from sb3_extra_buffers.persistence.state import SavedState, State
+    from sb3_extra_buffers.state import SavedState, State
     from sb3_extra_buffers.storage.frame_store import FrameStore
 
 Bytes = npt.NDArray[np.uint8]

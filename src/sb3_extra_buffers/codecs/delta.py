@@ -31,7 +31,7 @@ from sb3_extra_buffers.compiled import load_kernels
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
 
 if TYPE_CHECKING:
-    from sb3_extra_buffers.persistence.state import SavedState, State
+    from sb3_extra_buffers.state import SavedState, State
     from sb3_extra_buffers.storage.frame_store import FrameStore
 
 Words = npt.NDArray[np.uint32]

@@ -8,7 +8,6 @@ share it; a record with a colour for which there is no room left is stored as it
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +15,7 @@ import numpy.typing as npt
 from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Codec, Encoded, FrameSpec, Indices
 from sb3_extra_buffers.compiled import load_kernels
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
-
-if TYPE_CHECKING:
-    from sb3_extra_buffers.persistence.state import SavedState, State
+from sb3_extra_buffers.state import SavedState, State
 
 MOST_COLOURS = 256
 _SLOTS = 1024

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,9 +22,7 @@ from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Encoded, FrameSpe
 from sb3_extra_buffers.codecs.references import UseCounts
 from sb3_extra_buffers.codecs.zstd import ZstdCodec
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
-
-if TYPE_CHECKING:
-    from sb3_extra_buffers.persistence.state import SavedState, State
+from sb3_extra_buffers.state import SavedState, State
 
 _DICTIONARY_FRAMES = 16
 _DICTIONARY_BYTES = 1 << 20

@@ -33,7 +33,7 @@ from sb3_extra_buffers.storage.usage import MemoryUsage
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from sb3_extra_buffers.persistence.state import SavedState, State
+    from sb3_extra_buffers.state import SavedState, State
 
 Observations = ObservationArray | FlatObservations
 SINGLE = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,7 @@ from sb3_extra_buffers.compressed.arguments import ReplayOptions
 from sb3_extra_buffers.compressed.replay_buffer import CompressedDictReplayBuffer
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.persistence.plain import decode, encode
-
-if TYPE_CHECKING:
-    from sb3_extra_buffers.persistence.state import SavedState, State
+from sb3_extra_buffers.state import SavedState, State
 
 
 class _BehindHer(CompressedDictReplayBuffer):

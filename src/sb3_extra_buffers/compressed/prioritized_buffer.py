@@ -13,7 +13,7 @@ Any off-policy algorithm can use it. What its ``train()`` has to do beyond sampl
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import cloudpickle
 import numpy as np
@@ -29,10 +29,8 @@ from sb3_extra_buffers.compressed.nstep_buffer import CompressedDictNStepReplayB
 from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
 from sb3_extra_buffers.compressed.sum_tree import SumTree
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
+from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.usage import MemoryUsage
-
-if TYPE_CHECKING:
-    from sb3_extra_buffers.persistence.state import SavedState, State
 
 
 class PrioritizedReplayBufferSamples(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +21,9 @@ from sb3_extra_buffers.compressed.n_step_check import check_n_steps
 from sb3_extra_buffers.compressed.prefetch import Prefetcher
 from sb3_extra_buffers.compressed.rows import row_of
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
+from sb3_extra_buffers.state import SavedState
 from sb3_extra_buffers.storage.observation_slots import Appended
 from sb3_extra_buffers.storage.observation_store import ObservationStore
-
-if TYPE_CHECKING:
-    from sb3_extra_buffers.persistence.state import SavedState
 
 
 class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,7 @@ from sb3_extra_buffers.compressed.arguments import StorageOptions
 from sb3_extra_buffers.compressed.base import SINGLE, BaseCompressedBuffer
 from sb3_extra_buffers.compressed.rows import on_host, row_of
 from sb3_extra_buffers.errors import EmptyBufferError
-
-if TYPE_CHECKING:
-    from sb3_extra_buffers.persistence.state import SavedState, State
+from sb3_extra_buffers.state import SavedState, State
 
 
 class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):

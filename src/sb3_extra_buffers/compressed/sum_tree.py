@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from sb3_extra_buffers.compiled import load_kernels
-
-if TYPE_CHECKING:
-    from sb3_extra_buffers.persistence.state import SavedState, State
+from sb3_extra_buffers.state import SavedState, State
 
 FAN_OUT = 16
 """Children of a node: two cache lines, so a tree over a million priorities is five levels deep."""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from sb3_extra_buffers.codecs.base import FrameSpec, Indices
 from sb3_extra_buffers.codecs.delta import DeltaCodec, Words
 from sb3_extra_buffers.interruption import uninterrupted
-
-if TYPE_CHECKING:
-    from sb3_extra_buffers.persistence.state import SavedState, State
+from sb3_extra_buffers.state import SavedState, State
 
 _LOOK_AFTER = 8
 """Records per lane between two looks at how well its reference fits."""

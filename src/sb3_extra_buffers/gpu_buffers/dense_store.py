@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +17,9 @@ from sb3_extra_buffers.gpu_buffers.device_store import DeviceStore, Observations
 from sb3_extra_buffers.gpu_buffers.kernels.batch import FieldBatch
 from sb3_extra_buffers.gpu_buffers.places import Places
 from sb3_extra_buffers.gpu_buffers.transfer import Outbox, copy_into, torch_dtype, upload
+from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.digests import digests_of
 from sb3_extra_buffers.storage.stacking import StackLayout
-
-if TYPE_CHECKING:
-    from sb3_extra_buffers.persistence.state import SavedState, State
 
 
 class DenseObservationStore(DeviceStore):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch as th
@@ -11,10 +11,8 @@ from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.errors import CapacityError
 from sb3_extra_buffers.gpu_buffers.raw_buffer import RawBuffer, pack_segments
 from sb3_extra_buffers.gpu_buffers.transfer import CPU, Outbox, copy_into
+from sb3_extra_buffers.state import SavedState
 from sb3_extra_buffers.storage.arena import Arena
-
-if TYPE_CHECKING:
-    from sb3_extra_buffers.persistence.state import SavedState
 
 _STAGED_BYTES = 1 << 20
 _SMALLEST_STEP = 1 << 16

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,12 +33,10 @@ from sb3_extra_buffers.gpu_buffers.record_decoding import decode_plan, plan_reco
 from sb3_extra_buffers.gpu_buffers.record_validation import check_records
 from sb3_extra_buffers.gpu_buffers.transfer import Outbox, copy_into, upload
 from sb3_extra_buffers.interruption import uninterrupted
+from sb3_extra_buffers.state import SavedState
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.lanes import numbers_from
 from sb3_extra_buffers.storage.stacking import StackLayout
-
-if TYPE_CHECKING:
-    from sb3_extra_buffers.persistence.state import SavedState
 
 _WAITING_STEPS = 24
 _WAITING_BYTES = 4 << 20

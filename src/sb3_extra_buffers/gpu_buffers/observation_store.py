@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,14 +26,11 @@ from sb3_extra_buffers.gpu_buffers.kernels.batch import FieldBatch, ObservationB
 from sb3_extra_buffers.gpu_buffers.places import Places
 from sb3_extra_buffers.gpu_buffers.tensor_frame_store import News, Receiver, TensorFrameStore
 from sb3_extra_buffers.gpu_buffers.transfer import CPU, Outbox, torch_dtype, upload
+from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.config import CodecRecipe
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.observation_store import REVIEW_STEPS
 from sb3_extra_buffers.storage.stacking import StackLayout
-
-if TYPE_CHECKING:
-    from sb3_extra_buffers.persistence.state import SavedState, State
-
 
 _ALIGNMENT = 16
 """What kernels take for granted of tensors."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +26,7 @@ from sb3_extra_buffers.gpu_buffers.normalization import normalize_obs, normalize
 from sb3_extra_buffers.gpu_buffers.places import Places
 from sb3_extra_buffers.gpu_buffers.transfer import Outbox, upload
 from sb3_extra_buffers.interruption import uninterrupted
-
-if TYPE_CHECKING:
-    from sb3_extra_buffers.persistence.state import SavedState
+from sb3_extra_buffers.state import SavedState
 
 _ONE_COLUMN, _TWO_COLUMNS = [0, 0], [0, 1]
 _FIELDS = ("actions", "rewards", "dones", "timeouts")

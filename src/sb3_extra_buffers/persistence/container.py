@@ -25,7 +25,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -46,6 +46,7 @@ from sb3_extra_buffers.persistence.manifest import (
     StoredArray,
     read_manifest,
 )
+from sb3_extra_buffers.state import Progress
 from sb3_extra_buffers.storage.mapping import PrivateMap, can_map
 from sb3_extra_buffers.storage.memory import Memory, NamelessMemory, PartOfBytes, PrivateMemory, zeros
 
@@ -56,7 +57,6 @@ _WORTH_REWRITING = 1 << 20
 
 Bytes = npt.NDArray[np.uint8]
 Value = npt.NDArray[Any] | PartOfBytes
-Progress = Callable[[int], object]
 
 
 class Container:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import importlib
 import math
 import numbers
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from sb3_extra_buffers import __version__
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError, ExtraBuffersError
 from sb3_extra_buffers.persistence.container import Container, Value
 from sb3_extra_buffers.persistence.plain import decode, encode
-from sb3_extra_buffers.persistence.state import split
+from sb3_extra_buffers.state import State, escaped
+from sb3_extra_buffers.storage.memory import PartOfBytes
 
 if TYPE_CHECKING:
     from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
@@ -55,7 +58,7 @@ _PACKAGE = __name__.split(".", maxsplit=1)[0]
 
 def describe(buffer: BaseCompressedBuffer) -> tuple[dict[str, Any], dict[str, Value]]:
     """All of a buffer, as JSON and arrays."""
-    plain, arrays = split(buffer._state())
+    plain, arrays = _split(buffer._state())
     meta = {
         "class": _library_class(type(buffer)).__name__,
         "library": __version__,
@@ -108,3 +111,18 @@ def as_corrupt(path: Path) -> Iterator[None]:
 def _library_class(cls: type[Any]) -> type[Any]:
     """The class of this library that a user's class is derived from."""
     return next(base for base in cls.__mro__ if base.__name__ in CLASSES and base.__module__.startswith(_PACKAGE))
+
+
+def _split(state: State, prefix: str = "") -> tuple[dict[str, Any], dict[str, Value]]:
+    """Apart: what goes into JSON, and the arrays, whose names are the way to them (``stores/image/ends/0``)."""
+    plain: dict[str, Any] = {}
+    arrays: dict[str, Value] = {}
+    for key, value in state.items():
+        if isinstance(value, np.ndarray | PartOfBytes):
+            arrays[prefix + escaped(key)] = value
+        elif isinstance(value, Mapping):
+            plain[key], below = _split(value, f"{prefix}{escaped(key)}/")
+            arrays.update(below)
+        else:
+            plain[key] = value
+    return plain, arrays

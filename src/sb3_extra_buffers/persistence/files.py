@@ -16,10 +16,10 @@ from tqdm import tqdm
 
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.persistence import container
-from sb3_extra_buffers.persistence.container import Container, Progress
+from sb3_extra_buffers.persistence.container import Container
 from sb3_extra_buffers.persistence.description import arguments_of, as_corrupt, class_to_load, describe
 from sb3_extra_buffers.persistence.folder import STATE
-from sb3_extra_buffers.persistence.state import SavedState
+from sb3_extra_buffers.state import Progress, SavedState
 
 if TYPE_CHECKING:
     from sb3_extra_buffers.compressed.base import BaseCompressedBuffer

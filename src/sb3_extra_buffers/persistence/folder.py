@@ -31,7 +31,7 @@ from sb3_extra_buffers.persistence.container import Container
 from sb3_extra_buffers.persistence.description import as_corrupt, describe
 from sb3_extra_buffers.persistence.disk import sync_directory
 from sb3_extra_buffers.persistence.exit import close_at_exit, is_open_here
-from sb3_extra_buffers.persistence.state import SavedState
+from sb3_extra_buffers.state import SavedState
 from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.extent_arena import ExtentArena, is_arena_name
 from sb3_extra_buffers.storage.memory import FileMemory, open_own, zeros_in_file

@@ -11,16 +11,14 @@ alive even after it has been overwritten many times.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sb3_extra_buffers.errors import CorruptDataError
-from sb3_extra_buffers.storage.memory import AnonymousMemory, Memory, PartOfBytes, Unpickled
-
-if TYPE_CHECKING:
-    from sb3_extra_buffers.persistence.state import SavedState, State
+from sb3_extra_buffers.state import SavedState, State
+from sb3_extra_buffers.storage.memory import AnonymousMemory, Memory, PartOfBytes, Unpickled, saved_memory
 
 _SMALLEST_STEP = 1 << 16
 
@@ -157,7 +155,7 @@ class Arena:
 
     def _restore_bytes(self, state: SavedState) -> int:
         """Take over the bytes, and return how many they are."""
-        self._memory, size = state.memory("bytes", _SMALLEST_STEP)
+        self._memory, size = saved_memory(state, "bytes", _SMALLEST_STEP)
         return size
 
     def __getstate__(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +14,8 @@ from sb3_extra_buffers.codecs.base import Codec, FrameSpec
 from sb3_extra_buffers.codecs.registry import Method, create_codec, parse_method
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.persistence.plain import decode, encode
+from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.stacking import MAX_STACK
-
-if TYPE_CHECKING:
-    from sb3_extra_buffers.persistence.state import SavedState, State
 
 FrameStack = int | Literal["auto"] | None
 

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sb3_extra_buffers.errors import CorruptDataError
+from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.arena import Arena
-from sb3_extra_buffers.storage.memory import FileMemory, Memory, PartOfBytes, Unpickled
-
-if TYPE_CHECKING:
-    from sb3_extra_buffers.persistence.state import SavedState, State
+from sb3_extra_buffers.storage.memory import FileMemory, Memory, PartOfBytes, Unpickled, saved_memory
 
 _SMALLEST_STEP = 1 << 20
 _MOST_EXTENTS = 10_000
@@ -123,7 +121,7 @@ class ExtentArena(Arena):
 
     def restore(self, state: SavedState) -> None:
         if state.has("bytes"):
-            self._memory, self.limit = state.memory("bytes", _SMALLEST_STEP)
+            self._memory, self.limit = saved_memory(state, "bytes", _SMALLEST_STEP)
         else:
             self._memory = self._named_memory(state)
             self.limit = state.integer("limit", 0, len(self.data))

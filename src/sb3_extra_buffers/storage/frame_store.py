@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sb3_extra_buffers.codecs.base import Bytes, Codec, Indices
 from sb3_extra_buffers.errors import CorruptDataError
+from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.checks import check_frames, check_numbers
 from sb3_extra_buffers.storage.extent_arena import ExtentArena
@@ -25,9 +26,6 @@ from sb3_extra_buffers.storage.matching import NewestObservations
 from sb3_extra_buffers.storage.memory import zeros
 from sb3_extra_buffers.storage.stacking import StackLayout
 from sb3_extra_buffers.threads import run_in_slices
-
-if TYPE_CHECKING:
-    from sb3_extra_buffers.persistence.state import SavedState, State
 
 _CACHE_BYTES = 2 << 20
 """Roughly what decoded records may take before they push each other out of a core's cache."""

@@ -12,17 +12,14 @@ shape says "channels first" but whose memory has the channels of a pixel togethe
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.compiled import load_kernels
+from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.stacking import MemoryForm
-
-if TYPE_CHECKING:
-    from sb3_extra_buffers.persistence.state import SavedState, State
 
 _KERNELS = "sb3_extra_buffers.storage.kernels"
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sb3_extra_buffers.errors import CorruptDataError, SaveError
+from sb3_extra_buffers.state import SavedState
 from sb3_extra_buffers.storage.mapping import PrivateMap
 
 _PIECE = 1 << 15
@@ -157,6 +158,17 @@ def _pieces(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     for start, end in ranges:
         for at in range(start, end, _PIECE):
             yield at, min(at + _PIECE, end)
+
+
+def saved_memory(state: SavedState, name: str, at_least: int) -> tuple[Memory, int]:
+    """Bytes of a saved state in memory that can grow, and how many they are."""
+    size = state.array_nbytes(name)
+    mapped: Memory | None = state.map_bytes(name)
+    if mapped is not None:
+        return mapped, size
+    memory = AnonymousMemory(max(size, at_least))
+    state.read_bytes(name, memory.data)
+    return memory, size
 
 
 def _map_private(size: int) -> mmap.mmap:

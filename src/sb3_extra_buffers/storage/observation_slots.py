@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ import torch as th
 
 from sb3_extra_buffers.codecs.base import Codec, Indices
 from sb3_extra_buffers.errors import CorruptDataError, ObservationError
+from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.checks import check_observations
 from sb3_extra_buffers.storage.config import CodecRecipe, saturate
@@ -22,9 +23,6 @@ from sb3_extra_buffers.storage.lanes import frames_in_use
 from sb3_extra_buffers.storage.locking import BufferLock
 from sb3_extra_buffers.storage.outputs import OutputPool
 from sb3_extra_buffers.storage.stacking import MAX_STACK, StackLayout
-
-if TYPE_CHECKING:
-    from sb3_extra_buffers.persistence.state import SavedState, State
 
 _WORTH_COMPACTING = 1 << 20
 _PIECE = 4096

@@ -7,20 +7,18 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sb3_extra_buffers.codecs.base import FrameSpec, Indices
 from sb3_extra_buffers.codecs.registry import parse_method
+from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.choice import choose_codec
 from sb3_extra_buffers.storage.config import CodecRecipe, StorageConfig
 from sb3_extra_buffers.storage.observation_slots import CPU, ObservationSlots
 from sb3_extra_buffers.storage.stacking import RGB, StackLayout, declared_layout, detect_layout
-
-if TYPE_CHECKING:
-    from sb3_extra_buffers.persistence.state import SavedState, State
 
 __all__ = ["CPU", "REVIEW_STEPS", "ObservationStore"]
 

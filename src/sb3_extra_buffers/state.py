@@ -1,56 +1,72 @@
-"""What a part of a buffer is, as values that have names.
+"""The state of a buffer as a tree of named values, and checked reading of it.
 
-Saving, a part describes itself by a dict of numbers, strings, arrays and further such dicts. Loading, it gets them back
-as a :class:`SavedState`, by asking for each with the type, shape and range that it needs: a file may come from a
-stranger, and compiled code trusts its indices.
+Saving, every part of a buffer describes itself by a dict of numbers, strings, arrays and further such dicts. Loading,
+it asks a :class:`SavedState` for each value with the type, shape and range that it needs. Files may be untrusted, and
+compiled code trusts its indices, so nothing is taken over unchecked.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from sb3_extra_buffers.errors import CorruptDataError
-from sb3_extra_buffers.persistence.container import Container, Progress, Value
-from sb3_extra_buffers.storage.memory import AnonymousMemory, Memory, PartOfBytes
 
 State = Mapping[str, Any]
 """Names to numbers, strings, ``None``, arrays, and further states."""
 
+Progress = Callable[[int], object]
+"""Called with the number of bytes that were read or written."""
+
 _LARGEST = 1 << 62
 
 
-def split(state: State, prefix: str = "") -> tuple[dict[str, Any], dict[str, Value]]:
-    """Apart: what goes into JSON, and the arrays, whose names are the way to them (``stores/image/ends/0``)."""
-    plain: dict[str, Any] = {}
-    arrays: dict[str, Value] = {}
-    for key, value in state.items():
-        if isinstance(value, np.ndarray | PartOfBytes):
-            arrays[prefix + _escaped(key)] = value
-        elif isinstance(value, Mapping):
-            plain[key], below = split(value, f"{prefix}{_escaped(key)}/")
-            arrays.update(below)
-        else:
-            plain[key] = value
-    return plain, arrays
+class ArrayInfo(Protocol):
+    """What is known of an array before it is read."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+class Source(Protocol):
+    """Where the arrays of a saved state are read from."""
+
+    @property
+    def path(self) -> Any:
+        """What error messages call it."""
+
+    @property
+    def arrays(self) -> Mapping[str, ArrayInfo]: ...
+
+    def read(
+        self, name: str, progress: Progress | None = None, into: npt.NDArray[np.uint8] | None = None
+    ) -> npt.NDArray[Any]:
+        """An array, in the zeroed memory ``into`` if that is given."""
+
+    def map(self, name: str) -> Any:
+        """Memory, with an attribute ``data``, that is loaded when it is accessed; ``None`` if that is not worth it."""
 
 
 class SavedState:
-    """A part of what a file holds. Everything is checked when it is asked for."""
+    """A part of a saved state. Every value is checked when it is asked for."""
 
     def __init__(
         self,
-        file: Container,
+        source: Source,
         plain: dict[str, Any],
         prefix: str = "",
         mmap: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        self._file = file
+        self._source = source
         self._plain = plain
         self._prefix = prefix
         self.is_mapped = mmap
@@ -61,10 +77,10 @@ class SavedState:
         plain = self._plain.get(name)
         if not isinstance(plain, dict):
             raise self.error(name, "is missing")
-        return SavedState(self._file, plain, f"{self._prefix}{_escaped(name)}/", self.is_mapped, self._progress)
+        return SavedState(self._source, plain, f"{self._prefix}{escaped(name)}/", self.is_mapped, self._progress)
 
     def has(self, name: str) -> bool:
-        return self._plain.get(name) is not None or self._prefix + _escaped(name) in self._file.arrays
+        return self._plain.get(name) is not None or self._prefix + escaped(name) in self._source.arrays
 
     def parts(self) -> list[SavedState]:
         """All parts of this part, in order."""
@@ -72,7 +88,7 @@ class SavedState:
 
     def array_names(self) -> list[str]:
         """The arrays of this part, without those of parts of it."""
-        names = [path.removeprefix(self._prefix) for path in self._file.arrays if path.startswith(self._prefix)]
+        names = [path.removeprefix(self._prefix) for path in self._source.arrays if path.startswith(self._prefix)]
         return [name for name in names if "/" not in name]
 
     def value(self, name: str) -> Any:
@@ -100,33 +116,35 @@ class SavedState:
     def array(self, name: str, dtype: npt.DTypeLike, shape: tuple[int | None, ...]) -> npt.NDArray[Any]:
         """An array of this dtype and shape, where ``None`` is any length."""
         path = self._checked_path(name, dtype, shape)
-        mapped = self._file.map(path) if self.is_mapped else None
+        mapped = self._source.map(path) if self.is_mapped else None
         if mapped is None:
-            return self._file.read(path, self._progress)
-        stored = self._file.arrays[path]
-        return mapped.data[: stored.nbytes].view(stored.dtype).reshape(stored.shape)
+            return self._source.read(path, self._progress)
+        stored = self._source.arrays[path]
+        array: npt.NDArray[Any] = mapped.data[: stored.nbytes].view(stored.dtype).reshape(stored.shape)
+        return array
 
     def array_of_size(self, name: str, dtype: npt.DTypeLike, size: int) -> npt.NDArray[Any]:
         """An array of this dtype with so many elements, in any shape."""
-        stored = self._file.arrays.get(self._prefix + _escaped(name))
+        stored = self._source.arrays.get(self._prefix + escaped(name))
         if stored is None or math.prod(stored.shape) != size:
             raise self.error(name, f"must have {size} elements")
         return self.array(name, dtype, stored.shape)
 
-    def memory(self, name: str, at_least: int) -> tuple[Memory, int]:
-        """Bytes that may grow, and how many of them the file holds."""
+    def map_bytes(self, name: str) -> Any:
+        """Memory for an array of bytes that is loaded when it is accessed, or ``None`` where it is to be read now."""
         path = self._checked_path(name, np.uint8, (None,))
-        size = self._file.arrays[path].nbytes
-        mapped = self._file.map(path) if self.is_mapped else None
-        if mapped is not None:
-            return mapped, size
-        memory = AnonymousMemory(max(size, at_least))
-        self._file.read(path, self._progress, memory.data)
-        return memory, size
+        return self._source.map(path) if self.is_mapped else None
+
+    def array_nbytes(self, name: str) -> int:
+        return self._source.arrays[self._checked_path(name, np.uint8, (None,))].nbytes
+
+    def read_bytes(self, name: str, into: npt.NDArray[np.uint8]) -> None:
+        """Read an array of bytes into zeroed memory."""
+        self._source.read(self._checked_path(name, np.uint8, (None,)), self._progress, into)
 
     def _checked_path(self, name: str, dtype: npt.DTypeLike, shape: tuple[int | None, ...]) -> str:
-        path = self._prefix + _escaped(name)
-        stored = self._file.arrays.get(path)
+        path = self._prefix + escaped(name)
+        stored = self._source.arrays.get(path)
         if stored is None:
             raise self.error(name, "is missing")
         fits = len(stored.shape) == len(shape) and all(
@@ -137,8 +155,9 @@ class SavedState:
         return path
 
     def error(self, name: str, problem: str) -> CorruptDataError:
-        return CorruptDataError(f"{self._file.path} makes no sense: {self._prefix}{name} {problem}.")
+        return CorruptDataError(f"{self._source.path} makes no sense: {self._prefix}{name} {problem}.")
 
 
-def _escaped(name: str) -> str:
+def escaped(name: str) -> str:
+    """A name as one part of an array's path, such as ``stores/image/ends/0``."""
     return name.replace("~", "~0").replace("/", "~1")
