@@ -9,11 +9,15 @@ import functools
 import importlib
 import logging
 import threading
+from importlib.util import find_spec
 from types import ModuleType
 
-from sb3_extra_buffers.codecs.availability import has_numba
-
 logger = logging.getLogger("sb3_extra_buffers")
+
+
+def has_numba() -> bool:
+    """Whether numba is installed, which compiles ``rle-jit`` and speeds up ``delta``."""
+    return find_spec("numba") is not None
 
 
 @functools.cache

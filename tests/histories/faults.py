@@ -34,7 +34,7 @@ class Fault(NamedTuple):
 ARENA, EXTENTS, FRAMES = "storage/arena.py", "storage/extent_arena.py", "storage/frame_store.py"
 SLOTS, STORE = "storage/observation_slots.py", "storage/observation_store.py"
 DELTA, ZSTD_DICT, COUNTS = "codecs/delta.py", "codecs/zstd_dict.py", "codecs/references.py"
-MATCHING, GATHERING = "storage/kernels.py", "codecs/gather_kernels.py"
+MATCHING, GATHERING = "storage/kernels.py", "storage/gather_kernels.py"
 KERNELS = "gpu_buffers/kernels/"
 
 STORAGE_FAULTS = [
@@ -259,7 +259,7 @@ CODEC_FAULTS = [
     ),
     Fault(
         "delta: a change is applied one word too far",
-        GATHERING,
+        "codecs/delta_kernels.py",
         "        frame[at] = words[i]\n",
         "        frame[at + np.uint64(i > 40)] = words[i]\n",
     ),

@@ -30,7 +30,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "persistence.folder": {"_WORTH_A_FLUSH": 1 << 13},
     "storage.arena": {"_SMALLEST_STEP": 1 << 8},
     "storage.extent_arena": {"_SMALLEST_STEP": 1 << 10},
-    "storage.frame_store": {"_PIECE": 5, "_CACHE_BYTES": 1 << 14},
+    "storage.frame_store": {"_PIECE": 5},
+    "storage.gathering": {"_CACHE_BYTES": 1 << 14},
     "storage.memory": {"_PIECE": 1 << 10},
     "storage.observation_slots": {"_WORTH_COMPACTING": 1 << 12, "_PIECE": 7},
     "storage.observation_store": {

@@ -12,7 +12,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.utils import LinearSchedule
 
-from sb3_extra_buffers import threads
+from sb3_extra_buffers import parallel
 from sb3_extra_buffers.compressed import CompressedReplayBuffer, CompressedRolloutBuffer
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
 from sb3_extra_buffers.errors import ConfigurationError, SaveError
@@ -201,8 +201,8 @@ def test_with_another_number_of_threads(cores: int, tmp_path: Path, monkeypatch:
     buffer, _ = filled("CompressedReplayBuffer", 2 * SLOTS, compression_method="zstd")
     batch = draw(buffer, 5)
     buffer.save(tmp_path / "buffer")
-    monkeypatch.setattr(threads, "core_count", lambda: cores)
-    monkeypatch.setattr(threads, "_BYTES_WORTH_A_THREAD", 1)
+    monkeypatch.setattr(parallel, "core_count", lambda: cores)
+    monkeypatch.setattr(parallel, "_BYTES_WORTH_A_THREAD", 1)
     assert_same(draw(CompressedReplayBuffer.load(tmp_path / "buffer", "cpu"), 5), batch)
 
 

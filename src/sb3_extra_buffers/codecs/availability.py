@@ -6,17 +6,13 @@ import importlib
 from importlib.util import find_spec
 from types import ModuleType
 
+from sb3_extra_buffers.compiled import has_numba as has_numba
 from sb3_extra_buffers.errors import MissingPackageError
 
 
 def is_installed(package: str) -> bool:
     """Whether ``package`` could be imported."""
     return find_spec(package) is not None
-
-
-def has_numba() -> bool:
-    """Whether numba is installed, which compiles ``rle-jit`` and speeds up ``delta``."""
-    return is_installed("numba")
 
 
 def has_igzip() -> bool:

@@ -19,22 +19,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from sb3_extra_buffers.errors import CorruptDataError
-
-if TYPE_CHECKING:
-    from sb3_extra_buffers.state import SavedState, State
-    from sb3_extra_buffers.storage.frame_store import FrameStore
+from sb3_extra_buffers.state import SavedState, State
 
 Bytes = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint32]
 
 NO_REFERENCE = 0
 """The reference number of records that need nothing but their own bytes."""
+_NO_FRAMES: Words = np.zeros((0, 1), dtype=np.uint32)
+_NO_DICTIONARIES: Indices = np.zeros(1, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,9 @@ class Codec(ABC):
     levels: ClassVar[range | tuple[int, ...]] = ()
     """Compression levels that the method accepts; empty where it has none."""
 
+    record_format: ClassVar[Literal["raw", "delta", "zstd"] | None] = None
+    """A format for which :mod:`sb3_extra_buffers.storage.gathering` has a compiled kernel; otherwise ``None``."""
+
     frames_per_record: int = 1
 
     def __init__(self, frame: FrameSpec) -> None:
@@ -103,6 +106,16 @@ class Codec(ABC):
         """Memory held by references now."""
         return 0
 
+    @property
+    def reference_frames(self) -> Words:
+        """With the format ``"delta"``: the reference frames by number, ``(n, words)``."""
+        return _NO_FRAMES
+
+    @property
+    def dictionary_addresses(self) -> Indices:
+        """With the format ``"zstd"``: libzstd's dictionaries by reference number; see :mod:`.libzstd`."""
+        return _NO_DICTIONARIES
+
     @abstractmethod
     def encode(self, records: Bytes, lanes: Indices) -> Encoded:
         """Compress ``records``, an ``(n, record_bytes)`` array whose row ``i`` belongs to lane ``lanes[i]``."""
@@ -114,15 +127,6 @@ class Codec(ABC):
         Record ``i`` lies at ``data[starts[i] : starts[i] + lengths[i]]``. Bytes that were not written by
         :meth:`encode` raise :class:`~sb3_extra_buffers.errors.CorruptDataError`. It runs in several threads at once.
         """
-
-    def gather(self, store: FrameStore, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
-        """Fill batches with runs of consecutive frames.
-
-        Row ``b`` of the ``(n, k, frame_bytes)`` array ``outs[i]`` gets the frames ``firsts[i, b]`` to
-        ``firsts[i, b] + k - 1`` of lane ``lanes[b]``. Passing several batches together lets frames that they share (an
-        observation and its successor) be decoded once.
-        """
-        store.gather_records(lanes, firsts, outs)
 
     def release(self, references: Indices) -> None:  # noqa: B027  # most codecs have no references
         """Forget one use of each reference; called when records leave the store."""

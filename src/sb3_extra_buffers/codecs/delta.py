@@ -18,23 +18,18 @@ The reference frame of a lane is renewed when the changes that a newer one would
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
-import numpy.typing as npt
 
-from sb3_extra_buffers.codecs.base import Bytes, Codec, Encoded, FrameSpec, Indices
-from sb3_extra_buffers.codecs.delta_format import KIND_SHIFT, PREVIOUS, REFERENCE, WHOLE, ZERO
-from sb3_extra_buffers.codecs.gathering import decode_chains, gather_chains
+from sb3_extra_buffers.codecs.base import Bytes, Codec, Encoded, FrameSpec, Indices, Words
 from sb3_extra_buffers.codecs.references import UseCounts
 from sb3_extra_buffers.compiled import load_kernels
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
+from sb3_extra_buffers.state import SavedState, State
 
-if TYPE_CHECKING:
-    from sb3_extra_buffers.state import SavedState, State
-    from sb3_extra_buffers.storage.frame_store import FrameStore
-
-Words = npt.NDArray[np.uint32]
+KIND_SHIFT = 30
+"""The two highest bits of a frame's count say what its changes are relative to."""
+COUNT_MASK = (1 << KIND_SHIFT) - 1
+PREVIOUS, REFERENCE, ZERO, WHOLE = range(4)
 
 _KERNELS = "sb3_extra_buffers.codecs.delta_kernels"
 
@@ -43,6 +38,7 @@ class DeltaCodec(Codec):
     """Changed words, in chains of ``frames_per_record`` frames."""
 
     name = "delta"
+    record_format = "delta"
 
     def __init__(self, frame: FrameSpec, *, frames_per_record: int = 16) -> None:
         super().__init__(frame)
@@ -57,6 +53,10 @@ class DeltaCodec(Codec):
         self._current = np.zeros(0, dtype=np.int64)
         self._previous: Words = np.zeros((0, self._n_words), dtype=np.uint32)
         self._regret = np.zeros(0, dtype=np.int64)
+
+    @property
+    def reference_frames(self) -> Words:
+        return self._frames
 
     @property
     def reference_bytes(self) -> int:
@@ -80,7 +80,11 @@ class DeltaCodec(Codec):
 
     def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
         shape = (self.frames_per_record, self.frame.nbytes)
-        if decode_chains(self._frames, data, starts, lengths, references, out.reshape(-1, *shape)):
+        kernels = load_kernels(_KERNELS)
+        if kernels is not None:
+            done = kernels.decode(data, starts, lengths, references, out.reshape(-1, *shape), self._frames)
+            if done < len(starts):
+                raise CorruptDataError(f"The record at byte {starts[done]} does not decode.")
             return
         for row, start, length, reference in zip(
             out, starts.tolist(), lengths.tolist(), references.tolist(), strict=True
@@ -92,10 +96,6 @@ class DeltaCodec(Codec):
                 row[:] = payload
             else:
                 row.reshape(shape)[:] = decode_numpy(payload, self._frames[reference], *shape)
-
-    def gather(self, store: FrameStore, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
-        if not gather_chains(store, self._frames, lanes, firsts, outs):
-            store.gather_records(lanes, firsts, outs)
 
     def release(self, references: Indices) -> None:
         self._uses.drop(references)

@@ -1,15 +1,18 @@
-"""Compiled encoding of :mod:`.delta`. Import through :func:`sb3_extra_buffers.compiled.load_kernels` only."""
+"""Compiled form of :mod:`.delta`. Import through :func:`sb3_extra_buffers.compiled.load_kernels` only."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+from numba import njit, types
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices
-from sb3_extra_buffers.codecs.delta_format import KIND_SHIFT, PREVIOUS, REFERENCE, WHOLE, ZERO
+from sb3_extra_buffers.codecs.delta import COUNT_MASK, KIND_SHIFT, PREVIOUS, REFERENCE, WHOLE, ZERO
 
 Words = npt.NDArray[np.uint32]
+
+_INTS, _WORDS, _FRAMES = types.int64[::1], types.uint32[:, ::1], types.uint8[:, :, ::1]
+_STORED = types.Array(types.uint8, 1, "C", readonly=True)
 
 
 @njit(nogil=True, cache=True)
@@ -98,6 +101,101 @@ def encode(words: Words, bases: Words, frame_bytes: int, out: Bytes, lengths: In
         lengths[record] = length
         position += length
     return position
+
+
+@njit(nogil=True, cache=True)
+def _patch(frame: Words, data: Bytes, words_at: int, skips_at: int, count: int) -> bool:
+    """Apply one frame's changes to ``frame``; false if they do not fit into it."""
+    words = data[words_at : words_at + 4 * count].view(np.uint32)
+    skips = data[skips_at : skips_at + count]
+    # Places only grow, so the last one tells whether all are inside.
+    last = count - 1
+    for i in range(count):
+        last += skips[i]
+    if last >= frame.shape[0]:
+        return False
+    # Unsigned, because numba otherwise allows for negative indices at every step.
+    at = np.uint64(0)
+    for i in range(count):
+        at += np.uint64(skips[i])
+        frame[at] = words[i]
+        at += np.uint64(1)
+    return True
+
+
+@njit(nogil=True, cache=True)
+def sections(data: Bytes, start: int, length: int, group: int, n_words: int) -> tuple[int, int]:
+    """Where a delta record's words and skips begin, or -1 if its length does not agree with its counts."""
+    if length < 4 * group:
+        return -1, -1
+    counts = data[start : start + 4 * group].view(np.uint32)
+    n_changed, n_skips = 0, 0
+    for i in range(group):
+        count = np.int64(counts[i]) & COUNT_MASK
+        if np.int64(counts[i]) >> KIND_SHIFT == WHOLE:
+            n_changed += n_words
+        elif count <= n_words:
+            n_changed += count
+            n_skips += count
+        else:
+            return -1, -1
+    if 4 * group + 4 * n_changed + n_skips != length:
+        return -1, -1
+    return start + 4 * group, start + 4 * group + 4 * n_changed
+
+
+@njit(nogil=True, cache=True)
+def follow(
+    frame: Words, data: Bytes, header: int, words_at: int, skips_at: int, table: Words, reference: int
+) -> tuple[int, int]:
+    """Turn ``frame`` into the next one of its chain. Returns where that one's successor begins, -1 if it is corrupt."""
+    n_words = frame.shape[0]
+    kind, count = header >> KIND_SHIFT, header & COUNT_MASK
+    if kind == WHOLE:
+        whole = data[words_at : words_at + 4 * n_words].view(np.uint32)
+        for at in range(n_words):
+            frame[at] = whole[at]
+        return words_at + 4 * n_words, skips_at
+    if kind == REFERENCE:
+        for at in range(n_words):
+            frame[at] = table[reference, at]
+    elif kind == ZERO:
+        for at in range(n_words):
+            frame[at] = 0
+    if not _patch(frame, data, words_at, skips_at, count):
+        return -1, -1
+    return words_at + 4 * count, skips_at + count
+
+
+@njit(types.int64(_STORED, _INTS, _INTS, _INTS, _FRAMES, _WORDS), nogil=True, cache=True)
+def decode(data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes, table: Words) -> int:
+    """Rebuild delta records into ``out[i]``. Returns the first that does not decode, or their number."""
+    group, frame_bytes = out.shape[1], out.shape[2]
+    n_words = table.shape[1]
+    frame = np.empty(n_words, dtype=np.uint32)
+    frame_as_bytes = frame.view(np.uint8)
+    for row in range(len(starts)):
+        start, length, reference = starts[row], lengths[row], references[row]
+        if start < 0 or length < 0 or start + length > data.shape[0]:
+            return row
+        if length == group * frame_bytes:
+            for i in range(group):
+                for byte in range(frame_bytes):
+                    out[row, i, byte] = data[start + i * frame_bytes + byte]
+            continue
+        words_at, skips_at = sections(data, start, length, group, n_words)
+        if words_at < 0 or not 0 <= reference < table.shape[0]:
+            return row
+        counts = data[start : start + 4 * group].view(np.uint32)
+        for at in range(n_words):
+            frame[at] = table[reference, at]
+        for i in range(group):
+            words_at, skips_at = follow(frame, data, np.int64(counts[i]), words_at, skips_at, table, reference)
+            if words_at < 0:
+                return row
+            for byte in range(frame_bytes):
+                out[row, i, byte] = frame_as_bytes[byte]
+    return len(starts)
 
 
 def compile_all() -> None:

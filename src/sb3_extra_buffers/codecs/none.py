@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Codec, Encoded, FrameSpec, Indices
-from sb3_extra_buffers.codecs.gathering import gather_chains
 from sb3_extra_buffers.errors import CorruptDataError
-
-if TYPE_CHECKING:
-    from sb3_extra_buffers.storage.frame_store import FrameStore
-
 
 _RECORD_BYTES = 1 << 14
 
@@ -21,6 +14,7 @@ class NoneCodec(Codec):
     """No compression. The store still shares frames, which is where most of the memory goes."""
 
     name = "none"
+    record_format = "raw"
 
     def __init__(self, frame: FrameSpec) -> None:
         super().__init__(frame)
@@ -39,8 +33,3 @@ class NoneCodec(Codec):
         if (lengths != self.record_bytes).any() or (starts < 0).any() or (starts + lengths > len(data)).any():
             raise CorruptDataError(f"Raw records have {self.record_bytes} bytes and lie inside the store; some do not.")
         out[:] = np.lib.stride_tricks.sliding_window_view(data, self.record_bytes)[starts]
-
-    def gather(self, store: FrameStore, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
-        no_references = np.zeros((1, 1), dtype=np.uint32)
-        if not gather_chains(store, no_references, lanes, firsts, outs):
-            store.gather_records(lanes, firsts, outs)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-import numpy as np
-
+from sb3_extra_buffers.codecs import libzstd
 from sb3_extra_buffers.codecs.availability import require
 from sb3_extra_buffers.codecs.base import Bytes, FrameSpec, Indices
-from sb3_extra_buffers.codecs.gathering import decode_zstd, gather_zstd
 from sb3_extra_buffers.codecs.library import LibraryCodec
+from sb3_extra_buffers.compiled import load_kernels
+from sb3_extra_buffers.errors import CorruptDataError
 
-if TYPE_CHECKING:
-    from sb3_extra_buffers.storage.frame_store import FrameStore
-
-_NO_DICTIONARY = np.zeros(1, dtype=np.int64)
+_KERNELS = "sb3_extra_buffers.codecs.zstd_kernels"
 
 
 class ZstdCodec(LibraryCodec):
@@ -26,29 +23,29 @@ class ZstdCodec(LibraryCodec):
     """
 
     name = "zstd"
+    record_format = "zstd"
     levels = (*range(-100, 0), *range(1, 23))
     not_pickled: ClassVar[tuple[str, ...]] = ("_library", "_contexts")
 
     def __init__(self, frame: FrameSpec, *, compresslevel: int = -3) -> None:
         super().__init__(frame, compresslevel)
 
-    @property
-    def _dictionary_addresses(self) -> Indices:
-        """libzstd's dictionaries, by reference."""
-        return _NO_DICTIONARY
-
     def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
-        if not decode_zstd(self._dictionary_addresses, data, starts, lengths, references, out):
+        decompress, kernels = libzstd.decompress_function(), load_kernels(_KERNELS)
+        if decompress == 0 or kernels is None:
             self._decode_one_by_one(data, starts, lengths, references, out)
+            return
+        with libzstd.contexts(1) as contexts:
+            done = kernels.decode(
+                data, starts, lengths, references, out, decompress, int(contexts[0]), self.dictionary_addresses
+            )
+        if done < len(starts):
+            raise CorruptDataError(f"The record at byte {starts[done]} does not decode.")
 
     def _decode_one_by_one(
         self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes
     ) -> None:
         super().decode(data, starts, lengths, references, out)
-
-    def gather(self, store: FrameStore, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
-        if not gather_zstd(store, self._dictionary_addresses, lanes, firsts, outs):
-            store.gather_records(lanes, firsts, outs)
 
     def _connect(self) -> None:
         self._library = require("zstandard", "The compression method 'zstd'", "zstd")

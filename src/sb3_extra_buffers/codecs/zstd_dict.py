@@ -222,7 +222,7 @@ class ZstdDictCodec(ZstdCodec):
     not_pickled = (*ZstdCodec.not_pickled, "_prepared", "_prepared_lock", "_for_libzstd", "_addresses")
 
     @property
-    def _dictionary_addresses(self) -> Indices:
+    def dictionary_addresses(self) -> Indices:
         addresses = self._addresses
         if addresses is None and libzstd.decompress_function():
             with self._prepared_lock:
@@ -233,7 +233,7 @@ class ZstdDictCodec(ZstdCodec):
                 for reference, dictionary in self._for_libzstd.items():
                     addresses[reference] = dictionary.address
                 self._addresses = addresses
-        return super()._dictionary_addresses if addresses is None else addresses
+        return super().dictionary_addresses if addresses is None else addresses
 
     def _dictionary(self, reference: int) -> Any:
         """The dictionary in the form that decompression wants, made once for all threads."""

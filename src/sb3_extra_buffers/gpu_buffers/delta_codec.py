@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from sb3_extra_buffers.codecs.base import FrameSpec, Indices
-from sb3_extra_buffers.codecs.delta import DeltaCodec, Words
+from sb3_extra_buffers.codecs.base import FrameSpec, Indices, Words
+from sb3_extra_buffers.codecs.delta import DeltaCodec
 from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.state import SavedState, State
 

@@ -252,7 +252,7 @@ class DeviceFrameStore(FrameStore):
     def _room_for(self, counts: Indices, lengths: Indices, oldest: Callable[[], Indices]) -> Indices:
         """Find room for records, ``counts`` for each lane. Returns where they start, one after the other."""
         self._make_index_room(counts, oldest)
-        starts: Indices = self._allocate(int(lengths.sum()), oldest) + np.cumsum(lengths) - lengths
+        starts: Indices = self.allocate(int(lengths.sum()), oldest) + np.cumsum(lengths) - lengths
         return starts
 
     def _enter(
@@ -271,18 +271,18 @@ class DeviceFrameStore(FrameStore):
         self._changed = True
         self.encoded = self.encoded + counts * group
 
-    def _allocate(self, size: int, oldest: Callable[[], Indices]) -> int:
+    def allocate(self, size: int, oldest: Callable[[], Indices]) -> int:
         if not self._index_is_full():
             start = self.arena.allocate(size)
             if start is not None:
                 return start
         with uninterrupted():  # records that move and the index that tells where they are change together
             try:
-                return super()._allocate(size, oldest)
+                return super().allocate(size, oldest)
             except CapacityError:
                 if not self._close_gaps(size):
                     raise
-                return super()._allocate(size, oldest)
+                return super().allocate(size, oldest)
             finally:
                 self._read_new_heap()
 

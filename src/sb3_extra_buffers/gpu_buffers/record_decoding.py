@@ -17,8 +17,8 @@ from sb3_extra_buffers.gpu_buffers import nvcomp
 from sb3_extra_buffers.gpu_buffers.kernels.frames import windows
 from sb3_extra_buffers.gpu_buffers.raw_buffer import pack_segments
 from sb3_extra_buffers.gpu_buffers.transfer import to_device, upload
+from sb3_extra_buffers.parallel import core_count, run_in_slices
 from sb3_extra_buffers.storage.frame_store import FrameStore
-from sb3_extra_buffers.threads import core_count, run_in_slices
 
 _FEWEST_IN_A_SLICE = 16
 

@@ -13,16 +13,15 @@ import numpy.typing as npt
 import torch as th
 
 from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Indices
-from sb3_extra_buffers.codecs.delta import DeltaCodec
-from sb3_extra_buffers.codecs.delta_format import COUNT_MASK, KIND_SHIFT, WHOLE
+from sb3_extra_buffers.codecs.delta import COUNT_MASK, KIND_SHIFT, WHOLE, DeltaCodec
 from sb3_extra_buffers.codecs.rle import RleCodec
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.gpu_buffers import nvcomp
 from sb3_extra_buffers.gpu_buffers.device_arena import DeviceArena
 from sb3_extra_buffers.gpu_buffers.transfer import upload
+from sb3_extra_buffers.parallel import run_in_slices
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.lanes import numbers_from
-from sb3_extra_buffers.threads import run_in_slices
 
 _AT_ONCE = 1 << 22
 """Bytes of records that are looked at together: finding each byte takes many times the memory that it does."""

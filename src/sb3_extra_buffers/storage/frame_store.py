@@ -8,37 +8,23 @@ division, and per record only its place, length and reference are kept.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sb3_extra_buffers.codecs.base import Bytes, Codec, Indices
+from sb3_extra_buffers.codecs.base import Codec, Indices
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.checks import check_frames, check_numbers
 from sb3_extra_buffers.storage.extent_arena import ExtentArena
+from sb3_extra_buffers.storage.gathering import gather_frames
 from sb3_extra_buffers.storage.lanes import numbers_from
 from sb3_extra_buffers.storage.matching import NewestObservations
 from sb3_extra_buffers.storage.memory import zeros
 from sb3_extra_buffers.storage.stacking import StackLayout
-from sb3_extra_buffers.threads import run_in_slices
-
-_CACHE_BYTES = 2 << 20
-"""Roughly what decoded records may take before they push each other out of a core's cache."""
-_thread = threading.local()
-
-
-def _scratch(size: int) -> Bytes:
-    """Memory for this thread to decode into, always the same, since fresh memory costs a page fault per 4 kB."""
-    kept: Bytes | None = getattr(_thread, "scratch", None)
-    if kept is None or len(kept) < size:
-        kept = _thread.scratch = np.empty(max(size, _CACHE_BYTES), dtype=np.uint8)
-    return kept[:size]
-
 
 _PIECE = 1024
 _MOST_WAITING = 1 << 16
@@ -132,48 +118,8 @@ class FrameStore:
             self._encode_waiting(oldest)
             self._most_waiting = int((self.heads - self.encoded).max())
 
-    def gather(self, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
-        """Fill each of ``outs`` with the ``stack`` frames from ``firsts`` on. See :meth:`Codec.gather`."""
-        self.codec.gather(self, lanes, firsts, outs)
-
-    def gather_records(self, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
-        """The way of codecs that decode whole records: every record needed is decoded once, then frames are copied.
-
-        The batch is cut into slices whose records fit into the processor's cache.
-        """
-        group_bytes = self.codec.record_bytes * (2 + len(outs) * self.layout.stack // self.codec.frames_per_record)
-        run_in_slices(
-            lambda low, high: self._gather_slice(lanes[low:high], firsts[:, low:high], [out[low:high] for out in outs]),
-            len(lanes),
-            sum(out.nbytes for out in outs),
-            largest=max(8, _CACHE_BYTES // max(group_bytes, 1)),
-        )
-
-    def _gather_slice(self, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
-        group, n_slots = self.codec.frames_per_record, self.starts.shape[1]
-        steps = np.arange(self.layout.stack)
-        wanted = (firsts.T[:, :, None] + steps).reshape(len(lanes), -1)
-        lanes = np.broadcast_to(lanes[:, None], wanted.shape)
-        waiting = wanted >= self.encoded[lanes]
-        places = lanes * n_slots + wanted // group % n_slots
-        records, rows = np.unique(places[~waiting], return_inverse=True)
-        n_decoded, n_waiting = len(records) * group, int(np.count_nonzero(waiting))
-        frames = _scratch((n_decoded + n_waiting) * self.codec.frame.nbytes).reshape(-1, self.codec.frame.nbytes)
-        if n_decoded:
-            self.codec.decode(
-                self.arena.data,
-                self.starts.reshape(-1)[records],
-                self.lengths.reshape(-1)[records].astype(np.int64),
-                self.references.reshape(-1)[records].astype(np.int64),
-                frames[:n_decoded].reshape(len(records), self.codec.record_bytes),
-            )
-        frames[n_decoded:] = self.ring[lanes[waiting], wanted[waiting] % self.ring.shape[1]]
-        sources = np.empty(wanted.shape, dtype=np.int64)
-        sources[~waiting] = rows * group + wanted[~waiting] % group
-        sources[waiting] = np.arange(n_decoded, len(frames))
-        for i, out in enumerate(outs):
-            chosen = sources[:, i * len(steps) : (i + 1) * len(steps)].reshape(-1)
-            np.take(frames, chosen, axis=0, out=out.reshape(-1, out.shape[-1]), mode="clip")
+    gather = gather_frames
+    """Fill batches with runs of consecutive frames."""
 
     def release(self, oldest: Indices) -> None:
         """Forget records whose frames are all older than ``oldest`` and than what the next observation may share."""
@@ -340,7 +286,7 @@ class FrameStore:
         positions = (self.encoded[lanes, None] + np.arange(group)) % self.ring.shape[1]
         frames = self.ring[lanes[:, None], positions]
         data, lengths, references = self.codec.encode(frames.reshape(len(lanes), -1), lanes)
-        start = self._allocate(len(data), oldest)
+        start = self.allocate(len(data), oldest)
         self.arena.write(start, data)
         records = self.encoded[lanes] // group % self.starts.shape[1]
         self.starts[lanes, records] = start + np.cumsum(lengths) - lengths
@@ -358,7 +304,8 @@ class FrameStore:
         stops = self.encoded // self.codec.frames_per_record
         return self.codec.count_uses(self.references_of(self.first_records, stops))
 
-    def _allocate(self, size: int, oldest: Callable[[], Indices]) -> int:
+    def allocate(self, size: int, oldest: Callable[[], Indices]) -> int:
+        """Reserve room in the arena and in the index, and return where in the arena it starts."""
         if self._index_is_full():
             self.release(oldest())
             if self._index_is_full(spare=self.starts.shape[1] // 16):

@@ -1,45 +1,79 @@
-"""Observations out of frame stores.
+"""From the record index and the arena's bytes back to observations.
 
-There is one frame store for each codec that is in use. When ``auto`` changes to another codec, observations that are
-stored already stay where they are, with their codec, until they are overwritten.
+There is one frame store for each codec that is in use. When ``auto`` changes to another codec, stored observations keep
+their codec until they are overwritten, so one batch may need frames of several stores.
+
+Frames of a known record format (see :attr:`.Codec.record_format`) are gathered by one call of a compiled kernel, which
+decodes no more of a record than it needs. For all others, and without numba, whole records are decoded by the codec,
+and frames are copied out of them.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from sb3_extra_buffers.codecs.base import Bytes, Indices
-from sb3_extra_buffers.storage.frame_store import FrameStore
+from sb3_extra_buffers.codecs import libzstd
+from sb3_extra_buffers.codecs.base import Bytes, Codec, Indices, Words
+from sb3_extra_buffers.compiled import load_kernels
+from sb3_extra_buffers.errors import CorruptDataError
+from sb3_extra_buffers.parallel import ALONE, Team, run_in_slices, team_for
+from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.stacking import StackLayout
 
+_KERNELS = "sb3_extra_buffers.storage.gather_kernels"
+_NO_CONTEXTS = np.zeros(0, dtype=np.int64)
+_CACHE_BYTES = 2 << 20
+"""Roughly how much decoded data fits into a core's cache."""
+_thread = threading.local()
 
-def gather(
-    stores: Sequence[FrameStore], layout: StackLayout, lanes: Indices, firsts: Indices, outs: list[npt.NDArray[Any]]
+
+class RecordIndex(Protocol):
+    """What gathering reads of a :class:`.FrameStore`, which describes these attributes."""
+
+    codec: Codec
+    layout: StackLayout
+    arena: Arena
+    ring: Bytes
+    base: Indices
+    encoded: Indices
+    starts: npt.NDArray[np.int64]
+    lengths: Words
+    references: Words
+
+    def gather(self, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None: ...
+
+
+def gather_observations(
+    stores: Sequence[RecordIndex], layout: StackLayout, lanes: Indices, firsts: Indices, outs: list[npt.NDArray[Any]]
 ) -> None:
-    """Fill ``outs`` with the observations that begin at the frames ``firsts``; the newest store comes first."""
+    """Fill ``outs`` with the observations that begin at the frames ``firsts``.
+
+    :param stores: The frame stores, the newest first.
+    """
     n = len(lanes)
     if layout.is_contiguous:
-        views = [out.reshape(n, layout.stack, layout.frame.size).view(np.uint8) for out in outs]
-        _gather_frames(stores, lanes, firsts, views)
-        return
-    frames = [np.empty((n, layout.stack, layout.frame.nbytes), dtype=np.uint8) for _ in outs]
-    _gather_frames(stores, lanes, firsts, frames)
-    for source, out in zip(frames, outs, strict=True):
-        layout.merge(source, out)
-
-
-def _gather_frames(stores: Sequence[FrameStore], lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
-    newest = stores[0]
+        frames = [out.reshape(n, layout.stack, layout.frame.size).view(np.uint8) for out in outs]
+    else:
+        frames = [np.empty((n, layout.stack, layout.frame.nbytes), dtype=np.uint8) for _ in outs]
     if len(stores) == 1:
-        newest.gather(lanes, firsts, outs)
-        return
+        stores[0].gather(lanes, firsts, frames)
+    else:
+        _gather_from_several(stores, lanes, firsts, frames)
+    if not layout.is_contiguous:
+        for source, out in zip(frames, outs, strict=True):
+            layout.merge(source, out)
+
+
+def _gather_from_several(stores: Sequence[RecordIndex], lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
+    newest = stores[0]
     is_new = (firsts >= newest.base[lanes]).all(axis=0)
     if is_new.any():
-        # Rows that are not in this store are filled with another one's frames, and then overwritten.
+        # Rows that are not in this store get frames of another row here, and are overwritten below.
         rows = np.where(is_new, np.arange(len(lanes)), is_new.argmax())
         newest.gather(lanes[rows], np.ascontiguousarray(firsts[:, rows]), outs)
     for first, out in zip(firsts, outs, strict=True):
@@ -51,3 +85,88 @@ def _gather_frames(stores: Sequence[FrameStore], lanes: Indices, firsts: Indices
                 found = np.empty((len(rows), *out.shape[1:]), dtype=np.uint8)
                 store.gather(lanes[rows], first[rows][None], [found])
                 out[rows] = found
+
+
+def gather_frames(store: RecordIndex, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
+    """Fill batches with runs of consecutive frames.
+
+    Row ``b`` of the ``(n, stack, frame_bytes)`` array ``outs[i]`` gets the frames from number ``firsts[i, b]`` on of
+    lane ``lanes[b]``. Passing several batches together lets frames that they share (an observation and its successor)
+    be decoded once.
+    """
+    record_format = store.codec.record_format
+    decompress = libzstd.decompress_function() if record_format == "zstd" else 0
+    can_compile = decompress if record_format == "zstd" else record_format
+    kernels = load_kernels(_KERNELS) if can_compile and len(outs) <= 2 else None
+    n_bytes = sum(out.nbytes for out in outs)
+    if kernels is None:
+        _gather_whole_records(store, lanes, firsts, outs, n_bytes)
+        return
+
+    def work(low: int, high: int, team: Team = ALONE) -> bool:
+        part = slice(low, high)
+
+        def run(contexts: Indices) -> bool:
+            done: bool = kernels.gather(
+                lanes[part], np.ascontiguousarray(firsts[:, part]), outs[0][part], outs[-1][part], store.ring,
+                store.encoded, store.arena.data, store.starts, store.lengths, store.references,
+                store.codec.frames_per_record, store.codec.reference_frames, decompress,
+                store.codec.dictionary_addresses, contexts, kernels.TAKE_PART, *team,
+            )  # fmt: skip
+            return done
+
+        if not decompress:
+            return run(_NO_CONTEXTS)
+        with libzstd.contexts(team.n_threads) as contexts:
+            return run(contexts)
+
+    team = team_for(n_bytes)
+    done = all(run_in_slices(work, len(lanes), n_bytes)) if team is None else work(0, len(lanes), team)
+    if not done:
+        raise CorruptDataError("Stored records do not decode.")
+
+
+def _gather_whole_records(store: RecordIndex, lanes: Indices, firsts: Indices, outs: list[Bytes], n_bytes: int) -> None:
+    """Decode each record that is needed once, then copy frames, in slices whose records fit into a core's cache."""
+    bytes_per_row = store.codec.record_bytes * (2 + len(outs) * store.layout.stack // store.codec.frames_per_record)
+    run_in_slices(
+        lambda low, high: _gather_slice(store, lanes[low:high], firsts[:, low:high], [out[low:high] for out in outs]),
+        len(lanes),
+        n_bytes,
+        largest=max(8, _CACHE_BYTES // max(bytes_per_row, 1)),
+    )
+
+
+def _gather_slice(store: RecordIndex, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
+    codec, group, n_slots = store.codec, store.codec.frames_per_record, store.starts.shape[1]
+    steps = np.arange(store.layout.stack)
+    wanted = (firsts.T[:, :, None] + steps).reshape(len(lanes), -1)
+    lanes = np.broadcast_to(lanes[:, None], wanted.shape)
+    waiting = wanted >= store.encoded[lanes]
+    places = lanes * n_slots + wanted // group % n_slots
+    records, rows = np.unique(places[~waiting], return_inverse=True)
+    n_decoded, n_waiting = len(records) * group, int(np.count_nonzero(waiting))
+    frames = _scratch((n_decoded + n_waiting) * codec.frame.nbytes).reshape(-1, codec.frame.nbytes)
+    if n_decoded:
+        codec.decode(
+            store.arena.data,
+            store.starts.reshape(-1)[records],
+            store.lengths.reshape(-1)[records].astype(np.int64),
+            store.references.reshape(-1)[records].astype(np.int64),
+            frames[:n_decoded].reshape(len(records), codec.record_bytes),
+        )
+    frames[n_decoded:] = store.ring[lanes[waiting], wanted[waiting] % store.ring.shape[1]]
+    sources = np.empty(wanted.shape, dtype=np.int64)
+    sources[~waiting] = rows * group + wanted[~waiting] % group
+    sources[waiting] = np.arange(n_decoded, len(frames))
+    for i, out in enumerate(outs):
+        chosen = sources[:, i * len(steps) : (i + 1) * len(steps)].reshape(-1)
+        np.take(frames, chosen, axis=0, out=out.reshape(-1, out.shape[-1]), mode="clip")
+
+
+def _scratch(size: int) -> Bytes:
+    """Memory of this thread to decode into, always the same, because fresh memory costs a page fault per 4 kB."""
+    kept: Bytes | None = getattr(_thread, "scratch", None)
+    if kept is None or len(kept) < size:
+        kept = _thread.scratch = np.empty(max(size, _CACHE_BYTES), dtype=np.uint8)
+    return kept[:size]

@@ -18,7 +18,7 @@ from sb3_extra_buffers.storage.checks import check_observations
 from sb3_extra_buffers.storage.config import CodecRecipe, saturate
 from sb3_extra_buffers.storage.digests import Digests, ObservationDigests, digests_of
 from sb3_extra_buffers.storage.frame_store import FrameStore
-from sb3_extra_buffers.storage.gathering import gather
+from sb3_extra_buffers.storage.gathering import gather_observations
 from sb3_extra_buffers.storage.lanes import frames_in_use
 from sb3_extra_buffers.storage.locking import BufferLock
 from sb3_extra_buffers.storage.outputs import OutputPool
@@ -174,7 +174,7 @@ class ObservationSlots:
             if firsts.min(initial=0) < 0:
                 self._read_with_gaps(envs, firsts, outs)
             elif len(envs):
-                gather(self.frame_stores, self.layout, envs, firsts, outs)
+                gather_observations(self.frame_stores, self.layout, envs, firsts, outs)
             if self.digests is not None:
                 for (column, slots), out in zip(wanted, outs, strict=True):
                     self.digests.compare(column, slots, envs, out)
@@ -253,7 +253,7 @@ class ObservationSlots:
                     if len(lanes):
                         found = np.empty((len(lanes), *self.shape), dtype=self.stored_dtype)
                         firsts = ends[slot, lanes].astype(np.int64) - old_layout.stack
-                        gather(stores, old_layout, lanes, firsts[None], [found])
+                        gather_observations(stores, old_layout, lanes, firsts[None], [found])
                         self.ends[column][slot, lanes] = self.frames.append(lanes, found, self._oldest)
         except BaseException:
             self.layout, self.recipe, self.frames, self.ends, self._earlier = before
@@ -350,7 +350,7 @@ class ObservationSlots:
             out[~written] = 0
             if written.any():
                 found = np.empty((int(written.sum()), *self.shape), dtype=self.stored_dtype)
-                gather(self.frame_stores, self.layout, lanes[written], first[written][None], [found])
+                gather_observations(self.frame_stores, self.layout, lanes[written], first[written][None], [found])
                 out[written] = found
 
     def _oldest(self) -> Indices:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch as th
 
-from sb3_extra_buffers.codecs.delta_format import COUNT_MASK, KIND_SHIFT, PREVIOUS, REFERENCE, WHOLE, ZERO
+from sb3_extra_buffers.codecs.delta import COUNT_MASK, KIND_SHIFT, PREVIOUS, REFERENCE, WHOLE, ZERO
 from sb3_extra_buffers.gpu_buffers.kernels.frames import LENGTH_BITS
 from sb3_extra_buffers.gpu_buffers.kernels.lanes import (
     Jobs,

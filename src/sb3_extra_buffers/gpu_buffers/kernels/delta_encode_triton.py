@@ -6,7 +6,7 @@ import torch as th
 import triton
 import triton.language as tl
 
-from sb3_extra_buffers.codecs import delta_format
+from sb3_extra_buffers.codecs import delta as delta_format
 from sb3_extra_buffers.gpu_buffers.kernels.delta_encode_torch import REACH
 from sb3_extra_buffers.gpu_buffers.kernels.device_functions import (
     copy_frame,

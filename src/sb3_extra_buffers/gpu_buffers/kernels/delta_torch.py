@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch as th
 
-from sb3_extra_buffers.codecs.delta_format import COUNT_MASK, KIND_SHIFT, PREVIOUS, WHOLE, ZERO
+from sb3_extra_buffers.codecs.delta import COUNT_MASK, KIND_SHIFT, PREVIOUS, WHOLE, ZERO
 from sb3_extra_buffers.gpu_buffers.kernels.frames import DeviceFrames, Hints, complete, find_records, windows
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sb3_extra_buffers.codecs import delta_format
+from sb3_extra_buffers.codecs import delta as delta_format
 from sb3_extra_buffers.gpu_buffers.kernels.batch import ObservationBatch
 from sb3_extra_buffers.gpu_buffers.kernels.device_functions import every, load_header, load_word, store_words
 from sb3_extra_buffers.gpu_buffers.kernels.frames import LENGTH_BITS, DeviceFrames

@@ -14,9 +14,9 @@ from sb3_extra_buffers.codecs import libzstd
 from sb3_extra_buffers.codecs.base import FrameSpec
 from sb3_extra_buffers.codecs.registry import create_codec
 from sb3_extra_buffers.errors import CorruptDataError
+from sb3_extra_buffers.parallel import ALONE, team_for
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.stacking import StackLayout
-from sb3_extra_buffers.team import ALONE, team_for
 from tests.methods import installed
 
 N_LANES, STEPS = 3, 400

@@ -1,25 +1,29 @@
-"""Compiled gathering of frames. Import through :func:`sb3_extra_buffers.compiled.load_kernels` only.
+"""The compiled form of :mod:`.gathering`. Import through :func:`sb3_extra_buffers.compiled.load_kernels` only.
 
-Three kinds of record are known: raw ones, those of :mod:`.delta`, and, where the address of a function to decompress
-them is given, those of libzstd.
+Three record formats are known: raw records, those of ``delta``, and those of libzstd. How a record is decoded stands
+beside its codec, in :mod:`sb3_extra_buffers.codecs.delta_kernels` and :mod:`sb3_extra_buffers.codecs.zstd_kernels`.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
+from llvmlite import ir
 from numba import carray, cfunc, njit, types  # type: ignore[attr-defined]
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices
-from sb3_extra_buffers.codecs.delta_format import COUNT_MASK, KIND_SHIFT, REFERENCE, WHOLE, ZERO
-from sb3_extra_buffers.codecs.intrinsics import call, fetch_and_add, pointer
-from sb3_extra_buffers.codecs.libzstd import MISSING
+from sb3_extra_buffers.codecs.delta_kernels import follow, sections
+from sb3_extra_buffers.codecs.zstd_kernels import call, decompress_record
 
 Words = npt.NDArray[np.uint32]
 
-# Types are given, not guessed: the threads see bare addresses, behind which must be just these.
+# Types are declared, not inferred: the threads see bare addresses, behind which must be exactly these.
 _INT, _INTS, _INTS_2D = types.int64, types.int64[::1], types.int64[:, ::1]
-_WORDS_2D, _BYTES, _FRAMES = types.uint32[:, ::1], types.uint8[:, ::1], types.uint8[:, :, ::1]
+_WORDS_2D, _FRAMES = types.uint32[:, ::1], types.uint8[:, :, ::1]
 _STORED = types.Array(types.uint8, 1, "C", readonly=True)
 
 _ROWS_AT_ONCE = 8
@@ -30,149 +34,29 @@ _TASK = np.dtype(
     + [(name, np.int64) for name in ("lanes", "firsts", "outs_0", "outs_1", "ring", "encoded", "data", "starts")]
     + [(name, np.int64) for name in ("lengths", "references", "table", "decompress", "dictionaries", "contexts")]
 )
-"""What threads are told about a batch: sizes, and addresses of arrays."""
+"""What threads need to know about a batch: sizes, and addresses of arrays."""
 _NEXT_ROW, _N_THREADS = _TASK.fields["next_row"][1], _TASK.fields["n_threads"][1]  # type: ignore[index]
 
 
-@njit(nogil=True, cache=True)
-def _patch(frame: Words, data: Bytes, words_at: int, skips_at: int, count: int) -> bool:
-    """Apply one frame's changes to ``frame``; false if they do not fit into it."""
-    words = data[words_at : words_at + 4 * count].view(np.uint32)
-    skips = data[skips_at : skips_at + count]
-    # Places only grow, so the last one tells whether all are inside.
-    last = count - 1
-    for i in range(count):
-        last += skips[i]
-    if last >= frame.shape[0]:
-        return False
-    # Unsigned, because numba otherwise allows for negative indices at every step.
-    at = np.uint64(0)
-    for i in range(count):
-        at += np.uint64(skips[i])
-        frame[at] = words[i]
-        at += np.uint64(1)
-    return True
+def _pointer(typing_context: Any, address: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.intp), generate
 
 
-@njit(nogil=True, cache=True)
-def _sections(data: Bytes, start: int, length: int, group: int, n_words: int) -> tuple[int, int]:
-    """Where a delta record's words and skips begin, or -1 if its length does not agree with its counts."""
-    if length < 4 * group:
-        return -1, -1
-    counts = data[start : start + 4 * group].view(np.uint32)
-    n_changed, n_skips = 0, 0
-    for i in range(group):
-        count = np.int64(counts[i]) & COUNT_MASK
-        if np.int64(counts[i]) >> KIND_SHIFT == WHOLE:
-            n_changed += n_words
-        elif count <= n_words:
-            n_changed += count
-            n_skips += count
-        else:
-            return -1, -1
-    if 4 * group + 4 * n_changed + n_skips != length:
-        return -1, -1
-    return start + 4 * group, start + 4 * group + 4 * n_changed
+def _fetch_and_add(typing_context: Any, address: Any, amount: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", place, arguments[1], "monotonic")
+
+    return types.intp(types.intp, types.intp), generate
 
 
-@njit(nogil=True, cache=True)
-def _follow(
-    frame: Words, data: Bytes, header: int, words_at: int, skips_at: int, table: Words, reference: int
-) -> tuple[int, int]:
-    """Turn ``frame`` into the next one of its chain. Returns where that one's successor begins, -1 if it is corrupt."""
-    n_words = frame.shape[0]
-    kind, count = header >> KIND_SHIFT, header & COUNT_MASK
-    if kind == WHOLE:
-        whole = data[words_at : words_at + 4 * n_words].view(np.uint32)
-        for at in range(n_words):
-            frame[at] = whole[at]
-        return words_at + 4 * n_words, skips_at
-    if kind == REFERENCE:
-        for at in range(n_words):
-            frame[at] = table[reference, at]
-    elif kind == ZERO:
-        for at in range(n_words):
-            frame[at] = 0
-    if not _patch(frame, data, words_at, skips_at, count):
-        return -1, -1
-    return words_at + 4 * count, skips_at + count
-
-
-@njit(_INT(_STORED, _INTS, _INTS, _INTS, _FRAMES, _WORDS_2D), nogil=True, cache=True)
-def decode_chains(data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes, table: Words) -> int:
-    """Rebuild delta records into ``out[i]``. Returns the first that does not decode, or their number."""
-    group, frame_bytes = out.shape[1], out.shape[2]
-    n_words = table.shape[1]
-    frame = np.empty(n_words, dtype=np.uint32)
-    frame_as_bytes = frame.view(np.uint8)
-    for row in range(len(starts)):
-        start, length, reference = starts[row], lengths[row], references[row]
-        if start < 0 or length < 0 or start + length > data.shape[0]:
-            return row
-        if length == group * frame_bytes:
-            for i in range(group):
-                for byte in range(frame_bytes):
-                    out[row, i, byte] = data[start + i * frame_bytes + byte]
-            continue
-        words_at, skips_at = _sections(data, start, length, group, n_words)
-        if words_at < 0 or not 0 <= reference < table.shape[0]:
-            return row
-        counts = data[start : start + 4 * group].view(np.uint32)
-        for at in range(n_words):
-            frame[at] = table[reference, at]
-        for i in range(group):
-            words_at, skips_at = _follow(frame, data, np.int64(counts[i]), words_at, skips_at, table, reference)
-            if words_at < 0:
-                return row
-            for byte in range(frame_bytes):
-                out[row, i, byte] = frame_as_bytes[byte]
-    return len(starts)
-
-
-@njit(nogil=True, cache=True)
-def _decompress(
-    decompress: int,
-    context: int,
-    data: Bytes,
-    start: int,
-    length: int,
-    dictionaries: Indices,
-    reference: int,
-    out: Bytes,
-) -> bool:
-    """One record by ``ZSTD_decompress_usingDDict``; false if its bytes or its reference are not right."""
-    if not 0 <= reference < len(dictionaries) or dictionaries[reference] == MISSING:
-        return False
-    size = out.shape[0]
-    written = call(
-        decompress,
-        (context, np.intp(out.ctypes.data), size, np.intp(data.ctypes.data) + start, length, dictionaries[reference]),
-    )
-    return bool(written == size)
-
-
-@njit(_INT(_STORED, _INTS, _INTS, _INTS, _BYTES, _INT, _INT, _INTS), nogil=True, cache=True)
-def decode(
-    data: Bytes,
-    starts: Indices,
-    lengths: Indices,
-    references: Indices,
-    out: Bytes,
-    decompress: int,
-    context: int,
-    dictionaries: Indices,
-) -> int:
-    """Rebuild records of libzstd into the rows of ``out``. Returns the first that does not decode, or their number."""
-    for row in range(len(starts)):
-        start, length, reference = starts[row], lengths[row], references[row]
-        if start < 0 or length < 0 or start + length > data.shape[0]:
-            return row
-        if length == out.shape[1]:
-            for byte in range(length):  # a slice would be compiled with all that an error message needs
-                out[row, byte] = data[start + byte]
-        elif not _decompress(decompress, context, data, start, length, dictionaries, reference, out[row]):
-            return row
-    return len(starts)
+pointer: Any = intrinsic(_pointer)
+"""``pointer(address)``, for ``numba.carray``."""
+fetch_and_add: Any = intrinsic(_fetch_and_add)
+"""``fetch_and_add(address, amount)``: atomically add to an integer in memory, and return its old value."""
 
 
 @njit(nogil=True, cache=True)
@@ -204,7 +88,7 @@ def _walk(
     record_bytes = group * frame_bytes
     frame_as_bytes = frame.view(np.uint8)
     record = np.int64(-1)
-    # Frames lie side by side in a raw record and in one that has been decompressed; of a chain, one is there at a time.
+    # A raw or decompressed record has its frames side by side. A delta record is a chain: one frame at a time.
     side_by_side, frames_at = data, np.int64(0)
     is_chain = False
     start, words_at, skips_at, next_in_record = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
@@ -224,7 +108,7 @@ def _walk(
                 is_chain = length != record_bytes and decompress == 0
                 if is_chain:
                     next_in_record = 0
-                    words_at, skips_at = _sections(data, start, length, group, n_words)
+                    words_at, skips_at = sections(data, start, length, group, n_words)
                     if words_at < 0 or reference >= table.shape[0]:
                         return False
                     for at in range(n_words):
@@ -232,14 +116,16 @@ def _walk(
                 elif length == record_bytes:
                     side_by_side, frames_at = data, start
                 else:
-                    if not _decompress(decompress, context, data, start, length, dictionaries, reference, whole_record):
+                    if not decompress_record(
+                        decompress, context, data, start, length, dictionaries, reference, whole_record
+                    ):
                         return False
                     side_by_side, frames_at = whole_record, np.int64(0)
             if is_chain:
                 counts = data[start : start + 4 * group].view(np.uint32)
                 while next_in_record <= number % group:
                     header = np.int64(counts[next_in_record])
-                    words_at, skips_at = _follow(frame, data, header, words_at, skips_at, table, reference)
+                    words_at, skips_at = follow(frame, data, header, words_at, skips_at, table, reference)
                     if words_at < 0:
                         return False
                     next_in_record += 1
@@ -333,9 +219,10 @@ def gather(
     parallel: int,
     n_threads: int,
 ) -> bool:
-    """:meth:`sb3_extra_buffers.codecs.base.Codec.gather`; false if bytes are corrupt.
+    """See :func:`.gathering.gather_frames`; false if bytes are corrupt.
 
-    With two rows in ``firsts``, ``outs_1`` is filled as well, in one visit where the two runs of frames meet.
+    With two rows in ``firsts``, ``outs_1`` is filled as well. Where the two runs of frames overlap, frames are decoded
+    once.
 
     :param table: The reference frames of delta records.
     :param decompress: The address of ``ZSTD_decompress_usingDDict`` if records are of libzstd, otherwise 0.
@@ -364,4 +251,4 @@ def gather(
 
 
 def compile_all() -> None:
-    """Nothing is left to do: types are given, so all is compiled when it is defined."""
+    """Nothing to do: functions with declared types are compiled when they are defined."""
