@@ -166,10 +166,10 @@ class ObservationSlots:
 
     def read(self, wanted: list[tuple[int, Indices]], envs: Indices, device: th.device = CPU) -> list[npt.NDArray[Any]]:
         """The observations at ``(slots[i], envs[i])``, for each column and its slots in ``wanted``, as fresh arrays."""
-        outs = [self.outputs.take((len(envs), *self.shape), self.stored_dtype, device) for _ in wanted]
         if envs.dtype != np.int64:  # as NumPy 1 draws them on Windows
             envs = envs.astype(np.int64)
         with self.lock.held:
+            outs = [self.outputs.take((len(envs), *self.shape), self.stored_dtype, device) for _ in wanted]
             firsts = self._firsts(wanted, envs)
             if firsts.min(initial=0) < 0:
                 self._read_with_gaps(envs, firsts, outs)

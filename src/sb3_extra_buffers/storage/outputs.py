@@ -1,99 +1,109 @@
 """Memory for sampled batches.
 
 A batch of images is megabytes. Fresh memory of that size costs a page fault per 4 kB when it is first written, as much
-as decoding into it, so the memory of earlier batches is used again, as soon as nobody holds an array, a tensor or a
-view of it any more.
+as decoding into it. So a pool keeps a few *blocks* of memory and uses them again.
+
+Who owns a block is decided by a *lease*. Every array that the pool hands out is a view of a lease of its own, and the
+pool only has a weak reference to that lease. Whatever keeps the memory of a batch visible (the array, its views and
+memoryviews, tensors made from it and their views) keeps the array's base alive, which is the lease. Once the lease is
+gone, nobody can see the block, and it is free. NumPy's arrays take no part in garbage collection, so a lease that one
+of them holds cannot be collected early, not even in a cycle.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
-import sys
+import weakref
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch as th
 
+from sb3_extra_buffers.interruption import uninterrupted
+
 _KEPT_BLOCKS = 3
 _SMALLEST_BLOCK = 1 << 16
-# What getrefcount says of a block that only the pool knows: the list, the loop variable, and its own argument.
-_UNUSED = 3
 
 
-class _Block(np.ndarray[Any, np.dtype[np.uint8]]):
-    """Bytes that batches are cut from. A class of its own, so that a batch can be told from other arrays."""
+class _Lease(np.ndarray[Any, np.dtype[np.uint8]]):
+    """The base of an array that was handed out. A class of its own: NumPy would skip a plain array as a base."""
 
-    copied: th.cuda.Event | None = None
-    """Set while a copy to the GPU may still be reading the block."""
-    memory: th.Tensor | None = None
-    """Owns the bytes, where they are pinned."""
+    block: _Block | None = None
+    """Whose memory it is; ``None`` where the lease has memory of its own."""
+
+
+class _Block:
+    """Memory that is handed out to one user at a time."""
+
+    def __init__(self, size: int, pinned: bool) -> None:
+        self.size = size
+        self.lease: weakref.ref[_Lease] | None = None
+        self.copied: th.cuda.Event | None = None
+        """Set while a copy to the GPU may still be reading the memory."""
+        if pinned:
+            self._owner = th.empty(size, dtype=th.uint8, pin_memory=True)
+            self._memory: Any = (ctypes.c_ubyte * size).from_address(self._owner.data_ptr())
+        else:
+            self._memory = _Lease(size, dtype=np.uint8)
+
+    @property
+    def is_free(self) -> bool:
+        if self.lease is not None and self.lease() is not None:
+            return False
+        return self.copied is None or self.copied.query()  # type: ignore[no-untyped-call]
+
+    def lend(self) -> _Lease:
+        lease = _Lease(self.size, dtype=np.uint8, buffer=self._memory)
+        lease.block = self  # which keeps the memory, also when the pool has dropped the block
+        self.lease, self.copied = weakref.ref(lease), None
+        return lease
 
 
 class OutputPool:
     """Hands out arrays, and turns them into tensors without a copy on the CPU, with one asynchronous copy on CUDA."""
 
     device = th.device("cpu")
-    """Where the buffer's batches go: the only place that knows."""
+    """Where the buffer's batches go. No other object stores it."""
 
     def __init__(self) -> None:
         self._blocks: list[_Block] = []
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: th.device) -> npt.NDArray[Any]:
-        """An uninitialised array."""
+        """An uninitialised array. The caller must hold the buffer's lock."""
         size = math.prod(shape) * dtype.itemsize
         if size < _SMALLEST_BLOCK and device.type == "cpu":
-            return _as_array(_Block(size, dtype=np.uint8), shape, dtype)
-        block = self._reusable(size)
-        if block is None:
-            # A buffer may be told to send its batches to a GPU that is not here: its arrays can be read nevertheless.
-            block = _new_block(size, pinned=device.type == "cuda" and th.cuda.is_available())
-            self._blocks = [*self._blocks[-_KEPT_BLOCKS + 1 :], block]
-        return _as_array(block, shape, dtype)
-
-    def _reusable(self, size: int) -> _Block | None:
+            return np.ndarray(shape, dtype, buffer=_Lease(size, dtype=np.uint8))
         for block in self._blocks:
-            if (
-                len(block) == size
-                and sys.getrefcount(block) == _UNUSED
-                and (block.copied is None or block.copied.query())  # type: ignore[no-untyped-call]
-            ):
-                block.copied = None
-                return block
-        return None
+            if block.size == size and block.is_free:
+                break
+        else:
+            # A buffer may be told to send its batches to a GPU that is not here: its arrays can still be read.
+            block = _Block(size, pinned=device.type == "cuda" and th.cuda.is_available())
+            self._blocks = [*self._blocks[-_KEPT_BLOCKS + 1 :], block]
+        return np.ndarray(shape, dtype, buffer=block.lend())
 
     @staticmethod
     def to_tensor(array: npt.NDArray[Any], device: th.device) -> th.Tensor | None:
         """An array of :meth:`take` as a tensor, or ``None`` for any other array."""
-        if not isinstance(array.base, _Block):
+        lease = array.base
+        if not isinstance(lease, _Lease):
             return None
         tensor = th.from_numpy(array)
         if device.type == "cpu":
             return tensor
-        tensor = tensor.to(device, non_blocking=True)
-        if device.type == "cuda":
-            array.base.copied = th.cuda.Event()  # type: ignore[no-untyped-call]
-            array.base.copied.record(th.cuda.current_stream(device))
-        return tensor
+        if device.type != "cuda" or lease.block is None:
+            return tensor.to(device, non_blocking=True)
+        with uninterrupted():  # a block whose copy has begun must not look free
+            moved = tensor.to(device, non_blocking=True)
+            lease.block.copied = th.cuda.Event()  # type: ignore[no-untyped-call]
+            lease.block.copied.record(th.cuda.current_stream(device))
+        return moved
 
     @property
     def nbytes(self) -> int:
-        return sum(len(block) for block in self._blocks)
+        return sum(block.size for block in self._blocks)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_blocks": [], "device": self.device}
-
-
-def _new_block(size: int, pinned: bool) -> _Block:
-    if not pinned:
-        return _Block(size, dtype=np.uint8)
-    memory = th.empty(size, dtype=th.uint8, pin_memory=True)
-    # Through ctypes: NumPy would skip the block, and note the tensor's own array, as what batches are views of.
-    block = _Block(size, dtype=np.uint8, buffer=memoryview((ctypes.c_ubyte * size).from_address(memory.data_ptr())))
-    block.memory = memory
-    return block
-
-
-def _as_array(block: _Block, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    return np.ndarray(shape, dtype, buffer=block)
