@@ -7,6 +7,7 @@ compiled code trusts its indices, so nothing is taken over unchecked.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -46,13 +47,17 @@ class Source(Protocol):
     @property
     def arrays(self) -> Mapping[str, ArrayInfo]: ...
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether large arrays stay in a file until they are accessed."""
+
     def read(
         self, name: str, progress: Progress | None = None, into: npt.NDArray[np.uint8] | None = None
     ) -> npt.NDArray[Any]:
         """An array, in the zeroed memory ``into`` if that is given."""
 
     def map(self, name: str) -> Any:
-        """Memory, with an attribute ``data``, that is loaded when it is accessed; ``None`` if that is not worth it."""
+        """Memory, with an attribute ``data``, that holds an array or loads it on access; ``None``: :meth:`read` it."""
 
 
 class SavedState:
@@ -63,21 +68,23 @@ class SavedState:
         source: Source,
         plain: dict[str, Any],
         prefix: str = "",
-        mmap: bool = False,
         progress: Progress | None = None,
     ) -> None:
         self._source = source
         self._plain = plain
         self._prefix = prefix
-        self.is_mapped = mmap
-        """Whether large arrays are to stay in the file until somebody looks at them."""
         self._progress = progress
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether large arrays stay in the file until they are accessed."""
+        return self._source.is_mapped
 
     def part(self, name: str) -> SavedState:
         plain = self._plain.get(name)
         if not isinstance(plain, dict):
             raise self.error(name, "is missing")
-        return SavedState(self._source, plain, f"{self._prefix}{escaped(name)}/", self.is_mapped, self._progress)
+        return SavedState(self._source, plain, f"{self._prefix}{escaped(name)}/", self._progress)
 
     def has(self, name: str) -> bool:
         return self._plain.get(name) is not None or self._prefix + escaped(name) in self._source.arrays
@@ -116,7 +123,7 @@ class SavedState:
     def array(self, name: str, dtype: npt.DTypeLike, shape: tuple[int | None, ...]) -> npt.NDArray[Any]:
         """An array of this dtype and shape, where ``None`` is any length."""
         path = self._checked_path(name, dtype, shape)
-        mapped = self._source.map(path) if self.is_mapped else None
+        mapped = self._source.map(path)
         if mapped is None:
             return self._source.read(path, self._progress)
         stored = self._source.arrays[path]
@@ -130,10 +137,16 @@ class SavedState:
             raise self.error(name, f"must have {size} elements")
         return self.array(name, dtype, stored.shape)
 
+    def json(self, name: str, decode: Callable[[Any], Any]) -> Any:
+        """The value of a :class:`Json`. What a file holds is decoded by ``decode``."""
+        value = self._plain.get(name)
+        if isinstance(value, Json):
+            return value.value
+        return decode(json.loads(self.array(name, np.uint8, (None,)).tobytes()))
+
     def map_bytes(self, name: str) -> Any:
-        """Memory for an array of bytes that is loaded when it is accessed, or ``None`` where it is to be read now."""
-        path = self._checked_path(name, np.uint8, (None,))
-        return self._source.map(path) if self.is_mapped else None
+        """Memory that holds an array of bytes or loads it on access, or ``None`` where it is to be read now."""
+        return self._source.map(self._checked_path(name, np.uint8, (None,)))
 
     def array_nbytes(self, name: str) -> int:
         return self._source.arrays[self._checked_path(name, np.uint8, (None,))].nbytes
@@ -156,6 +169,15 @@ class SavedState:
 
     def error(self, name: str, problem: str) -> CorruptDataError:
         return CorruptDataError(f"{self._source.path} makes no sense: {self._prefix}{name} {problem}.")
+
+
+class Json:
+    """A value that may contain anything. Files hold it as JSON, as far as that is possible, pickles hold the value."""
+
+    def __init__(self, value: Any, where: str) -> None:
+        self.value = value
+        self.where = where
+        """What an error message calls it."""
 
 
 def escaped(name: str) -> str:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from sb3_extra_buffers.compressed import CompressedReplayBuffer
+from sb3_extra_buffers.persistence.pickling import Pickled
 from tests.methods import installed
-from tests.persistence.buffers import SLOTS, add, draw, steps_for
+from tests.persistence.buffers import ACTIONS, ALL_CLASSES, IMAGES, N_ENVS, SLOTS, add, draw, make, steps_for
 from tests.transitions import assert_same
 
 FOLDER = Path(__file__).with_name("pickles")  # written by version 1.0.0.dev0
@@ -60,3 +64,95 @@ def test_two_observations_in_which_all_is_new_find_room_in_a_buffer_of_an_earlie
     n_slots = min(len(images), buffer.buffer_size)
     for age in range(1, n_slots + 1):
         assert_same(buffer.observations[(buffer.pos - age) % buffer.buffer_size], images[-age, 0])
+
+
+class Counting(CompressedReplayBuffer):
+    """A user's class with other arguments and attributes of its own."""
+
+    def __init__(self, *args: Any, start: int, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.count = start
+        self._history = [start]
+
+    def add(self, *args: Any) -> None:
+        super().add(*args)
+        self.count += 1
+        self._history.append(self.count)
+
+
+COPIES = {
+    "pickle": lambda buffer: pickle.loads(pickle.dumps(buffer)),
+    "deepcopy": copy.deepcopy,
+    "copy": copy.copy,
+}
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_attributes_and_classes_of_users(way: str) -> None:
+    buffer: Any = Counting(SLOTS * N_ENVS, IMAGES, ACTIONS, "cpu", n_envs=N_ENVS, start=5)
+    for transition in steps_for(buffer, 7):
+        buffer.add(*transition)
+    buffer.note = {"of": "the user"}
+    other = COPIES[way](buffer)
+    assert type(other) is Counting
+    assert (other.count, other._history, other.note) == (12, buffer._history, buffer.note)
+    assert other._history is not buffer._history
+    assert_same(draw(other, 1), draw(buffer, 1))
+    other.add(*steps_for(buffer, 1)[0])
+    assert (other.size(), buffer.size()) == (8, 7)
+    other.check()
+    buffer.check()
+
+
+@pytest.mark.parametrize("name", ALL_CLASSES)
+def test_a_pickle_holds_nothing_but_arguments_state_and_plain_attributes(name: str) -> None:
+    """Whatever a class creates is left out of the attributes, or it would be in the pickle twice."""
+    buffer = make(name)
+    for number, transition in enumerate(steps_for(buffer, SLOTS)):
+        add(buffer, transition, number)
+    for attribute, value in buffer.__getstate__().items():
+        module = type(value).__module__
+        assert not module.startswith("sb3_extra_buffers") or type(value) is Pickled, attribute
+        assert not isinstance(value, np.ndarray), attribute
+
+
+@pytest.mark.parametrize("way", ["pickle", "deepcopy"])
+def test_no_other_thread_can_add_while_a_buffer_is_pickled(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = make("CompressedReplayBuffer")
+    transitions = steps_for(buffer, 10)
+    for transition in transitions[:5]:
+        buffer.add(*transition)
+    adding = threading.Thread(target=lambda: buffer.add(*transitions[5]))
+    state = buffer._state
+
+    def late() -> Any:
+        found = state()
+        adding.start()
+        adding.join(timeout=0.2)
+        assert buffer.pos == 5
+        return found
+
+    monkeypatch.setattr(CompressedReplayBuffer, "_state", lambda self: late())
+    other = COPIES[way](buffer)
+    adding.join()
+    assert (other.pos, buffer.pos) == (5, 6)
+
+
+def test_an_error_while_pickling_gives_the_lock_back() -> None:
+    buffer: Any = make("CompressedPrioritizedReplayBuffer")
+    buffer.note = lambda: None
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        pickle.dumps(buffer)
+    adding = threading.Thread(target=lambda: buffer.add(*steps_for(buffer, 1)[0]))
+    adding.start()
+    adding.join()
+    assert buffer.pos == 1
+
+
+def test_a_pickle_leaves_out_dead_bytes() -> None:
+    buffer = make("CompressedRolloutBuffer", compression_method="none", frame_stack=None)
+    for number, transition in enumerate(steps_for(buffer, SLOTS)):
+        add(buffer, transition, number)
+    full = len(pickle.dumps(buffer))
+    buffer.reset()
+    assert len(pickle.dumps(buffer)) < full / 2

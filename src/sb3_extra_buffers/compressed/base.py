@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -15,13 +17,16 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import BaseBuffer, DictReplayBuffer, DictRolloutBuffer, ReplayBuffer
 from stable_baselines3.common.preprocessing import get_obs_shape, is_image_space
+from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_extra_buffers.compressed.arguments import check_options, signature_of
+from sb3_extra_buffers.compressed.first_pickles import restore_first_pickles
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
 from sb3_extra_buffers.persistence import files
 from sb3_extra_buffers.persistence.exit import close_unattended
 from sb3_extra_buffers.persistence.folder import BufferFolder
+from sb3_extra_buffers.persistence.pickling import Pickled, unpickled
 from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.config import FrameStack, StorageConfig
 from sb3_extra_buffers.storage.locking import BufferLock
@@ -36,6 +41,7 @@ if TYPE_CHECKING:
     from sb3_extra_buffers.state import SavedState, State
 
 Observations = ObservationArray | FlatObservations
+_PICKLED = "_pickled"
 SINGLE = ""
 """The key of the only store where the observation space is not a Dict."""
 
@@ -64,6 +70,8 @@ class BaseCompressedBuffer(BaseBuffer):
     _n_columns = 1
     _saved_fields: ClassVar[tuple[str, ...]] = ()
     """The arrays that SB3's class keeps beside observations."""
+    _rebuilt: ClassVar[tuple[str, ...]] = ("_config", "_folder", "_outputs", "_stores", "_lock", "observations")
+    """The attributes of a class that pickles leave out: the constructor creates them and the state fills them."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -129,15 +137,38 @@ class BaseCompressedBuffer(BaseBuffer):
     def device(self, device: th.device) -> None:
         self._outputs.device = device
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickles and copies are made from: constructor arguments, the state, and attributes of the user's."""
+        self._check_folder()
+        rebuilt = {name for cls in type(self).__mro__ for name in vars(cls).get("_rebuilt", ())} | {*self._saved_fields}
+        attributes = {name: value for name, value in vars(self).items() if name not in rebuilt}
+        return {**attributes, _PICKLED: Pickled(self._lock.held, self._pickled)}
+
+    def _pickled(self) -> dict[str, Any]:
+        return {"arguments": self._arguments(), "device": self.device, "state": self._state()}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
-        device = state.get("device")  # of a buffer that was pickled when this was an attribute
-        self.__dict__.update({name: value for name, value in state.items() if name != "device"})
-        if "_lock" not in state:  # nor was there a lock
-            self._lock = BufferLock()
-            for store in self._stores.values():
-                store.lock = self._lock
-        if device is not None:
-            self.device = device
+        if _PICKLED not in state:
+            restore_first_pickles(self, state)
+            return
+        attributes = dict(state)
+        pickled = attributes.pop(_PICKLED)
+        # Not the constructor of a user's class, which may want other arguments. What it sets is an attribute.
+        library_class: Any = next(cls for cls in type(self).__mro__ if cls.__module__.startswith("sb3_extra_buffers."))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # were shown when the buffer was created
+            library_class.__init__(self, **self._arguments_to_unpickle(pickled["arguments"]), device="cpu")
+        self.__dict__.update(attributes)
+        self._restore(unpickled(pickled["state"]))
+        self.device = get_device(pickled["device"])
+
+    def _arguments_to_unpickle(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of :meth:`_arguments`, changed so that no memory on a device is needed yet."""
+        return arguments
+
+    def __copy__(self) -> Self:
+        # Two buffers that share their arrays would corrupt each other.
+        return copy.deepcopy(self)
 
     def _create_state(self) -> None:
         """Create what a class keeps beside SB3's arrays and the stores, which exist by now."""

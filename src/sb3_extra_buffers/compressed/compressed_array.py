@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sb3_extra_buffers.errors import ConfigurationError
+from sb3_extra_buffers.persistence.pickling import Pickled, unpickled
 from sb3_extra_buffers.storage.config import StorageConfig
 from sb3_extra_buffers.storage.observation_array import ObservationArray
 from sb3_extra_buffers.storage.observation_store import ObservationStore
@@ -88,12 +90,32 @@ class CompressedArray(np.ndarray):
         return f"CompressedArray(shape={self.shape}, items={self._items!r})"
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> CompressedArray:
-        return self._around(self.shape, copy.deepcopy(self._stored, memo))
+        rebuild, arguments = self.__reduce__()
+        array: CompressedArray = rebuild(*copy.deepcopy(arguments, memo))
+        return array
 
     __copy__ = __deepcopy__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self._around, (self.shape, self._stored)
+        store = self._stored.store
+        state = Pickled(store.lock.held, store.state)
+        return self._restored, (self.shape, store.shape, store.dtype, store.config, state)
+
+    @classmethod
+    def _restored(
+        cls,
+        shape: tuple[int, ...],
+        obs_shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        config: StorageConfig,
+        state: dict[str, Any],
+    ) -> CompressedArray:
+        n_slots, n_envs = (*shape, 1)[:2]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # was shown when the array was created
+            store = ObservationStore(n_slots, n_envs, obs_shape, dtype, config)
+        store.restore(unpickled(state))
+        return cls._around(shape, ObservationArray(store))
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         raise TypeError(f"{func.__name__} does not work on compressed observations. First decode: array.to_numpy().")

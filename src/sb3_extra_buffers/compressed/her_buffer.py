@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,8 @@ from typing_extensions import Unpack
 from sb3_extra_buffers.compressed.arguments import ReplayOptions
 from sb3_extra_buffers.compressed.replay_buffer import CompressedDictReplayBuffer
 from sb3_extra_buffers.errors import ConfigurationError
-from sb3_extra_buffers.persistence.plain import decode, encode
-from sb3_extra_buffers.state import SavedState, State
+from sb3_extra_buffers.persistence.plain import decode
+from sb3_extra_buffers.state import Json, SavedState, State
 
 
 class _BehindHer(CompressedDictReplayBuffer):
@@ -82,6 +81,12 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):
         CompressedDictReplayBuffer._reopen(self)
 
     _saved_fields = (*_BehindHer._saved_fields, "ep_start", "ep_length", "_current_ep_start")
+    _rebuilt = ("env", "infos")
+    __getstate__ = _BehindHer.__getstate__  # not HerReplayBuffer's
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.env = None  # until set_env(), as in SB3
+        _BehindHer.__setstate__(self, state)
 
     def _arguments(self) -> dict[str, Any]:
         arguments = {
@@ -97,15 +102,14 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):
     def _state(self) -> State:
         state = dict(super()._state())
         if self.copy_info_dict:
-            infos = encode(self.infos.tolist(), "infos")
-            state["infos"] = np.frombuffer(json.dumps(infos).encode(), dtype=np.uint8)
+            state["infos"] = Json(self.infos.tolist(), "infos")
         return state
 
     def _restore(self, state: SavedState) -> None:
         super()._restore(state)
         self._check_episodes(state)
         if self.copy_info_dict:
-            infos = decode(json.loads(state.array("infos", np.uint8, (None,)).tobytes()))
+            infos = state.json("infos", decode)
             self.infos[:] = np.array(infos, dtype=object).reshape(self.infos.shape)
             if not all(isinstance(info, dict) for info in self.infos.flat):
                 raise state.error("infos", "must be dicts")

@@ -94,7 +94,7 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
         self.progress_remaining = 1.0
         """For a schedule. The algorithm keeps it up to date."""
         self.max_priority = 1.0
-        self._beta = _Beta(beta)
+        self._beta = beta if isinstance(beta, _Beta) else _Beta(beta)
         super().__init__(
             buffer_size,
             observation_space,
@@ -107,6 +107,8 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
             gamma=gamma,
             **options,
         )
+
+    _rebuilt = ("_beta", "_tree")
 
     def _create_state(self) -> None:
         super()._create_state()
@@ -179,7 +181,7 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
         return dataclasses.replace(usage, index=usage.index + round(self._tree.nbytes * self.size() / self.buffer_size))
 
     def _arguments(self) -> dict[str, Any]:
-        return {**super()._arguments(), "alpha": self.alpha, "beta": self._beta.value, "epsilon": self.epsilon}
+        return {**super()._arguments(), "alpha": self.alpha, "beta": self._beta, "epsilon": self.epsilon}
 
     def _state(self) -> State:
         return {
@@ -223,6 +225,9 @@ class _Beta:
 
     def __call__(self, progress_remaining: float) -> float:
         return float(self.value(progress_remaining) if callable(self.value) else self.value)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
 
     def __getstate__(self) -> bytes:
         pickled: bytes = cloudpickle.dumps(self.value)

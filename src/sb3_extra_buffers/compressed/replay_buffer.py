@@ -80,6 +80,7 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
         self.next_observations = self._column(*following, guard=guard)
 
     _saved_fields: ClassVar[tuple[str, ...]] = ("actions", "rewards", "dones", "timeouts")
+    _rebuilt: ClassVar[tuple[str, ...]] = ("next_observations", "_prefetcher")
 
     def _arguments(self) -> dict[str, Any]:
         return {
@@ -93,11 +94,6 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
     def _restore(self, state: SavedState) -> None:
         with self._prefetcher.invalidated() if self._prefetcher else nullcontext():
             super()._restore(state)
-
-    def __getstate__(self) -> dict[str, Any]:
-        if self._prefetcher:
-            self._prefetcher.wait()  # nobody may read from what is being pickled
-        return dict(self.__dict__)
 
     def add(
         self,

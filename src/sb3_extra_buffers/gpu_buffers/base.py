@@ -6,7 +6,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -253,13 +253,20 @@ class BaseGpuBuffer(BaseCompressedBuffer):
     def _device_tensors(self) -> list[th.Tensor]:
         return [tensor for store in self._device_stores.values() for tensor in store.device_tensors()]
 
-    def __getstate__(self) -> dict[str, Any]:
-        left_out = ("_stream", "_last_stream")
-        state = {name: value for name, value in self.__dict__.items() if name not in left_out}
-        return {**state, "_location": None, "_settled_for": None}
+    _rebuilt: ClassVar[tuple[str, ...]] = (
+        "_host_blocks",
+        "_stream",
+        "_last_stream",
+        "_location",
+        "_settled_for",
+        "_outputs_stay",
+        "_budget",
+        "_fields",
+        "_field_constants",
+    )
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({"_host_blocks": HostBlocks(), **state})
+    def _arguments_to_unpickle(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        return {**arguments, "buffer_device": None}  # the attribute _requested_device knows it
 
     def _output(self, tensor: th.Tensor) -> th.Tensor:
         return tensor if self._outputs_stay else tensor.to(self.device)

@@ -62,18 +62,20 @@ Value = npt.NDArray[Any] | PartOfBytes
 class Container:
     """A file that was read as far as its manifest, which is in order. Opened by :meth:`open`, and to be closed."""
 
-    def __init__(self, path: Path, file: BinaryIO) -> None:
+    def __init__(self, path: Path, file: BinaryIO, is_mapped: bool = False) -> None:
         self.path = path
+        self.is_mapped = is_mapped
+        """Whether :meth:`map` maps large arrays."""
         self._file = file
         self.generation, self.end, self.text, self.meta, self.arrays = read_manifest(path, file)
 
     @classmethod
-    def open(cls, path: Path) -> Container:
+    def open(cls, path: Path, mmap: bool = False) -> Container:
         if not path.is_file() and path.exists():  # opening a pipe could wait for ever
             raise FileFormatError(f"{path} is not a saved buffer of this library: it is not a regular file.")
         file = path.open("rb")
         try:
-            return cls(path, file)
+            return cls(path, file, mmap)
         except BaseException:
             file.close()
             raise
@@ -103,13 +105,13 @@ class Container:
         return array
 
     def map(self, name: str) -> Memory | None:
-        """The bytes of an array, read from the file when they are looked at. Changes stay private.
+        """The bytes of an array, loaded from the file on access. Changes stay private. Checksums are not compared.
 
-        Checksums are not compared. ``None`` for an array that is too small to be worth it. Where the system cannot map
-        the array as it lies in the file, it is copied to a nameless file, which can be mapped.
+        ``None`` if arrays are not to be mapped, or this one is too small for it. Where the system cannot map the array
+        as it lies in the file, it is copied to an unnamed temporary file, which can be mapped.
         """
         stored = self._stored(name)
-        if stored.nbytes < BLOCK_BYTES:
+        if not self.is_mapped or stored.nbytes < BLOCK_BYTES:
             return None
         pieces = stored.pieces()
         if can_map(pieces) and all((piece.offset or 0) % _ALIGNMENT == 0 for piece in pieces):

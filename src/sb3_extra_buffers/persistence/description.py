@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import numbers
 from collections.abc import Iterator, Mapping
@@ -16,8 +17,8 @@ from sb3_extra_buffers import __version__
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError, ExtraBuffersError
 from sb3_extra_buffers.persistence.container import Container, Value
 from sb3_extra_buffers.persistence.plain import decode, encode
-from sb3_extra_buffers.state import State, escaped
-from sb3_extra_buffers.storage.memory import PartOfBytes
+from sb3_extra_buffers.state import Json, State, escaped
+from sb3_extra_buffers.storage.memory import PartOfBytes, Unpickled
 
 if TYPE_CHECKING:
     from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
@@ -58,7 +59,7 @@ _PACKAGE = __name__.split(".", maxsplit=1)[0]
 
 def describe(buffer: BaseCompressedBuffer) -> tuple[dict[str, Any], dict[str, Value]]:
     """All of a buffer, as JSON and arrays."""
-    plain, arrays = _split(buffer._state())
+    plain, arrays = split(_with_json(buffer._state()))
     meta = {
         "class": _library_class(type(buffer)).__name__,
         "library": __version__,
@@ -113,16 +114,26 @@ def _library_class(cls: type[Any]) -> type[Any]:
     return next(base for base in cls.__mro__ if base.__name__ in CLASSES and base.__module__.startswith(_PACKAGE))
 
 
-def _split(state: State, prefix: str = "") -> tuple[dict[str, Any], dict[str, Value]]:
-    """Apart: what goes into JSON, and the arrays, whose names are the way to them (``stores/image/ends/0``)."""
+def split(state: State, prefix: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
+    """Separate the values of a tree from its arrays. An array is named by its path, such as ``stores/image/ends/0``."""
     plain: dict[str, Any] = {}
-    arrays: dict[str, Value] = {}
+    arrays: dict[str, Any] = {}
     for key, value in state.items():
-        if isinstance(value, np.ndarray | PartOfBytes):
+        if isinstance(value, np.ndarray | PartOfBytes | Unpickled):
             arrays[prefix + escaped(key)] = value
         elif isinstance(value, Mapping):
-            plain[key], below = _split(value, f"{prefix}{escaped(key)}/")
+            plain[key], below = split(value, f"{prefix}{escaped(key)}/")
             arrays.update(below)
         else:
             plain[key] = value
     return plain, arrays
+
+
+def _with_json(state: State) -> State:
+    """The state with all values of type :class:`Json` as arrays of bytes."""
+    return {
+        name: np.frombuffer(json.dumps(encode(value.value, value.where)).encode(), dtype=np.uint8)
+        if isinstance(value, Json)
+        else value
+        for name, value in state.items()
+    }

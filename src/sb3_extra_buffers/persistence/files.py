@@ -48,7 +48,7 @@ def load(
     progress: bool | None = None,
 ) -> Buffer:
     """The buffer in a file, or in the folder of a buffer on disk, of ``buffer_class`` or a class derived from it."""
-    with Container.open(state_file(path)) as file:
+    with Container.open(state_file(path), mmap) as file:
         cls, arguments = class_to_load(buffer_class, file), arguments_of(file)
         if env is not None:
             with as_corrupt(path):
@@ -63,7 +63,7 @@ def load(
         size = sum(array.nbytes for array in file.arrays.values())
         with bar(f"loading {path.name}", size, progress) as update, as_corrupt(path):
             buffer = _construct(cls, arguments, device)
-            buffer._restore(SavedState(file, file.meta["state"], mmap=mmap, progress=update))
+            buffer._restore(SavedState(file, file.meta["state"], progress=update))
     return buffer
 
 

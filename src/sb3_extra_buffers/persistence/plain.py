@@ -47,6 +47,8 @@ def encode(value: Any, where: str) -> Any:
         return _encode_mapping(value, where)
     if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
         return {"$dtype": np.dtype(value).str}
+    if type(value).__name__ == "_Beta":
+        return encode(value.value, where)
     if isinstance(value, FloatSchedule):
         return encode(value.value_schedule, where)
     if isinstance(value, ConstantSchedule):

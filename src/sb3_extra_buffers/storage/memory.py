@@ -142,6 +142,7 @@ class Unpickled:
     """Takes the pieces of a :class:`PartOfBytes` and puts them into memory of their own."""
 
     def __init__(self, size: int, ranges: list[tuple[int, int]]) -> None:
+        self.size = size
         self.memory = AnonymousMemory(size)
         self._pieces = _pieces(ranges)
 
