@@ -142,9 +142,9 @@ def transitions(recording: Recording, start: int = 0, chunk: Frames | None = Non
 def play(env: VecEnv, steps: int, seed: int = SEED) -> Iterator[Transition]:
     """Play at random and yield what SB3 stores: ``next_obs`` is the terminal observation where an episode ends."""
     # Not above: a process that measures another library on a recording has none of this one.
-    from sb3_extra_buffers.measure import playing
+    from sb3_extra_buffers.measure.transitions import collect
 
-    for transition in playing.play(env, steps, seed):
+    for transition in collect(env, steps, seed):
         yield Transition(*transition)
 
 

@@ -38,7 +38,7 @@ def measure(plan: Plan) -> Table:
 
 def train(algorithm: str, subject: str, steps: int) -> dict[str, Any]:
     """Train in this process; the first tenth, in which code is compiled and a method chosen, is not counted."""
-    from sb3_extra_buffers.measure.training_run import hash_of
+    from sb3_extra_buffers.measure.training import hash_of
 
     model = make_model(algorithm, compressed=subject != "sb3")
     model.learn(steps // 10)

@@ -15,7 +15,7 @@ from stable_baselines3.common.buffers import ReplayBuffer
 
 from benchmarks.recordings import load_recording, transitions
 from sb3_extra_buffers.compressed import CompressedReplayBuffer
-from sb3_extra_buffers.measure.timing import time_replay_buffers
+from sb3_extra_buffers.measure.comparison import time_replay_buffers
 
 N_ENVS = 4
 BATCH_SIZES = (32, 256)

@@ -9,7 +9,7 @@ from stable_baselines3.common.buffers import ReplayBuffer, RolloutBuffer
 
 from benchmarks.subjects.sb3 import Sb3Like
 from sb3_extra_buffers.compressed import CompressedReplayBuffer, CompressedRolloutBuffer
-from sb3_extra_buffers.measure.subjects import buffer_arguments
+from sb3_extra_buffers.measure.buffers import buffer_arguments
 
 
 class Ours(Sb3Like):

@@ -49,11 +49,6 @@ def test_every_command_gets_to_its_end(command: str, tmp_path: Path) -> None:
         assert json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["results"]
 
 
-def test_lines_are_drawn_where_they_can_be() -> None:
-    assert "───" in run("methods", encoding="utf-8").stdout
-    assert "---" in run("methods", encoding="cp1252").stdout
-
-
 def test_an_error_with_other_letters_is_still_told(tmp_path: Path) -> None:
     finished = run("inspect", "жук", cwd=tmp_path, encoding="cp1252")
     assert finished.returncode == 2

@@ -15,7 +15,7 @@ import pytest
 from gymnasium import spaces
 
 from sb3_extra_buffers.errors import MismatchError
-from sb3_extra_buffers.measure.playing import Transition
+from sb3_extra_buffers.measure.transitions import Transition
 from sb3_extra_buffers.measure.verification import (
     Pair,
     ReplayVerification,
@@ -42,7 +42,7 @@ class TestCommand:
         finished = run("verify", "--env", "CartPole-v1", "--steps", 600, "--n-envs", 2)
         assert finished.returncode == 0, finished.stderr
         assert "playing CartPole-v1: 100%" in finished.stderr
-        assert "CartPole-v1: 600 steps of 2 copies, observations float32 (4,)" in finished.stdout
+        assert "CartPole-v1: 600 steps of 2 environments, observations float32 (4,)" in finished.stdout
         assert re.search(r"replay buffer of 300 transitions, .*: filled 4 times, 201 batches compared", finished.stdout)
         assert re.search(r"rollout buffer of 10 steps, .*: filled 60 times, 120 batches compared", finished.stdout)
         last = finished.stdout.splitlines()[-1]
@@ -66,7 +66,7 @@ class TestCommand:
         printed = run("verify", "--env", "CartPole-v1", "--steps", 20, "--algo", algo, "--buffer-size", 400).stdout
         assert ("replay buffer of 400 transitions" in printed) == (algo == "dqn")
         assert ("rollout buffer of 100 steps" in printed) == (algo == "ppo")
-        assert "A buffer was never filled" in printed
+        assert "A buffer was never full" in printed
 
     @pytest.mark.parametrize(
         ("arguments", "code", "part"),

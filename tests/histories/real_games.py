@@ -8,7 +8,7 @@ import gymnasium as gym
 from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 
-from sb3_extra_buffers.measure.playing import play
+from sb3_extra_buffers.measure.transitions import collect
 from sb3_extra_buffers.training_utils.atari import make_env
 from tests.transitions import Transition
 
@@ -27,4 +27,4 @@ def real_game(name: str, n_envs: int, seed: int) -> tuple[spaces.Space, spaces.S
     else:
         raise ValueError(f"There is no world {name!r}. Games are {', '.join((*ATARI, *VECTORS))}.")
     assert gym.spaces is spaces
-    return env.observation_space, env.action_space, (Transition(*step) for step in play(env, 1 << 40, seed))
+    return env.observation_space, env.action_space, (Transition(*step) for step in collect(env, 1 << 40, seed))

@@ -129,7 +129,7 @@ def test_a_buffer_for_fewer_environments_gets_the_first_of_them() -> None:
     warm_up(buffers, 3, all_three, script, progress=False)
     for name in ("observations", "next_observations", "actions", "dones", "timeouts", "rewards"):
         np.testing.assert_array_equal(getattr(buffers[1], name), np.asarray(getattr(buffers[0], name))[:, :1])
-    with pytest.raises(ConfigurationError, match="3 environments cannot be filled by 1"):
+    with pytest.raises(ConfigurationError, match="for 3 environments, but there are only 1"):
         eval_model(1, one, script, buffer=buffers[0])
 
 
@@ -214,8 +214,8 @@ def test_warming_up_ends_when_it_should() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"n_envs": 3}, "from 1 to the 2"),
-        ({"n_envs": 0}, "from 1 to the 2"),
+        ({"n_envs": 3}, "from 1 to 2"),
+        ({"n_envs": 0}, "from 1 to 2"),
         ({"warmup_episodes": 0}, "must be positive"),
         ({"mean_ep_len": -1}, "must be positive"),
         ({"buffer": []}, "no buffer to fill"),

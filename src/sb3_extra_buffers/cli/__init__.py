@@ -1,6 +1,6 @@
-"""The command line, ``sb3-extra-buffers``: a module for each command.
+"""The command line, ``sb3-extra-buffers``: one module for each command.
 
-They import what they need when they run, so that ``--help`` and completion answer at once.
+Commands import what they need when they run, so that ``--help`` and completion answer at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn, TextIO
+from typing import NoReturn
 
 import click
 
@@ -38,7 +38,7 @@ INTERRUPTED = 128 + signal.SIGINT
 @click.version_option(__version__, prog_name=PROGRAM)
 @click.pass_context
 def app(context: click.Context) -> None:
-    """Experience memory for Stable-Baselines3 that holds observations compressed."""
+    """Compressed replay and rollout buffers for Stable-Baselines3."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
@@ -48,14 +48,15 @@ for command in (bench, estimate, verify, methods, inspect, demo):
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run a command and leave: an error is one line, and Ctrl-C is no error."""
-    # torch's threads wait in a busy loop unless told not to, which slows everything beside them.
+    """Run a command and exit. An error is one line, without a traceback."""
+    # By default torch's threads wait in a busy loop, which slows down other processes.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     logging.getLogger("sb3_extra_buffers").addHandler(logging.StreamHandler())
-    sys.path.append(str(Path.cwd()))  # for environments of one's own: --env module:name
+    sys.path.append(str(Path.cwd()))  # for the user's own environments: --env module:name
     for stream in (sys.stdout, sys.stderr):
-        _never_fail_to_encode(stream)
-    signal.signal(signal.SIGTERM, _end)  # by way of `finally`: temporary files are removed
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # print "?" if the encoding lacks a letter, as some do on Windows
+    signal.signal(signal.SIGTERM, _exit)  # runs `finally` blocks, so that temporary files are removed
     try:
         app.main(arguments, prog_name=PROGRAM, standalone_mode=False)
     except click.Abort:
@@ -72,11 +73,5 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     sys.exit(0)
 
 
-def _never_fail_to_encode(stream: TextIO) -> None:
-    """Print ``?`` for what the stream has no letter for, as where Windows writes to a file or a pipe."""
-    if isinstance(stream, io.TextIOWrapper):
-        stream.reconfigure(errors="replace")
-
-
-def _end(signal_number: int, frame: FrameType | None) -> NoReturn:
+def _exit(signal_number: int, frame: FrameType | None) -> NoReturn:
     sys.exit(128 + signal_number)

@@ -6,11 +6,11 @@ import json
 
 import click
 
-from sb3_extra_buffers.cli.options import playing_options
+from sb3_extra_buffers.cli.common import collected_transitions, env_options, table
 
 
 @click.command()
-@playing_options(steps=1_000)
+@env_options(steps=1_000)
 @click.option("--method", default="auto", show_default=True, help="Compression method, as for bench.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def estimate(
@@ -23,42 +23,45 @@ def estimate(
     method: str,
     as_json: bool,
 ) -> None:
-    """Say whether a buffer fits this machine.
+    """Estimate whether a buffer fits this machine.
 
-    SB3's is computed: its arrays have a known size. Ours is measured on a short play and extrapolated.
+    The size of SB3's buffer is computed. Ours is measured on a few transitions and extrapolated.
     """
-    from sb3_extra_buffers.cli.played import played
-    from sb3_extra_buffers.cli.tables import table
+    from sb3_extra_buffers.measure.buffers import SB3, buffer_arguments, sb3_bytes
     from sb3_extra_buffers.measure.comparison import measure_memory
     from sb3_extra_buffers.measure.environments import describe
     from sb3_extra_buffers.measure.memory import available_memory
     from sb3_extra_buffers.measure.processes import run_in_fresh_process
-    from sb3_extra_buffers.measure.subjects import SB3, buffer_arguments, sb3_bytes
     from sb3_extra_buffers.storage.usage import readable
 
     buffer_arguments(method)
-    with played(env_id, n_envs, frame_stack, seed, steps) as play:
-        memory = run_in_fresh_process(measure_memory, method, play, buffer_size)
+    with collected_transitions(env_id, n_envs, frame_stack, seed, steps) as data:
+        memory = run_in_fresh_process(measure_memory, method, data, buffer_size)
     available = available_memory()
-    sb3 = sb3_bytes(buffer_size, play.observation_space, play.action_space)
+    sb3 = sb3_bytes(buffer_size, data.observation_space, data.action_space)
     ours = memory.for_buffer_of(buffer_size)
     if as_json:
         found = {"buffer_size": buffer_size, "available_bytes": available, "sb3_bytes": sb3, "bytes": round(ours)}
-        click.echo(json.dumps(found | {"method": memory.method}, indent=1))
+        click.echo(json.dumps(found | {"method": memory.codec}, indent=1))
         return
-    how = "extrapolated" if buffer_size > memory.transitions else "measured"
+    source = "extrapolated" if buffer_size > memory.transitions else "measured"
     rows = [
         (name, readable(size), known, _fits(size, available))
-        for name, size, known in ((SB3, sb3, "computed"), (memory.method, ours, how))
+        for name, size, known in ((SB3, sb3, "computed"), (memory.codec, ours, source))
     ]
-    click.echo(f"{env_id}, observations {describe(play.observation_space)}, {buffer_size:,} transitions\n")
+    ratio = (
+        f"{sb3 / ours:,.1f}x smaller than SB3's buffer."
+        if ours < sb3
+        else (f"{ours / sb3:,.1f}x larger than SB3's buffer: use SB3's.")
+    )
+    click.echo(f"{env_id}, observations {describe(data.observation_space)}, {buffer_size:,} transitions\n")
     click.echo(table(("", "memory", "", "fits this machine"), rows, left=4))
     click.echo(
-        f"\n{readable(available)} are available. Measured with {memory.transitions:,} transitions of a random policy; "
-        f"{sb3 / ours:,.1f} times smaller than SB3's."
+        f"\n{readable(available)} are available. Measured on {memory.transitions:,} transitions of a random policy."
     )
+    click.echo(ratio)
 
 
 def _fits(size: float, available: int) -> str:
     share = size / max(available, 1)
-    return f"yes, {share:.1%} of what is available" if share <= 1 else f"no, {share:.1f} times what is available"
+    return f"yes, {share:.1%} of the available memory" if share <= 1 else f"no, {share:.1f}x the available memory"

@@ -1,4 +1,4 @@
-"""``methods``: what is installed, and how to get the rest."""
+"""``methods``: which compression methods are installed, and how to install the rest."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import json
 
 import click
 
+from sb3_extra_buffers.cli.common import table
+
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def methods(as_json: bool) -> None:
-    """List the compression methods, and what is missing."""
-    from sb3_extra_buffers.cli.tables import table
+    """List the compression methods, and how to install missing ones."""
     from sb3_extra_buffers.codecs import availability
     from sb3_extra_buffers.codecs.registry import METHODS, available_methods, codec_class, level_ranges, option_names
 
@@ -35,7 +36,7 @@ def methods(as_json: bool) -> None:
         for name in METHODS
     ]
     click.echo(table(("method", "installed", "levels", "options"), rows, left=4))
-    click.echo('\nThe default, "auto", chooses among the installed ones by the first observations that it is given.')
+    click.echo('\nThe default, "auto", picks one of the installed methods from the first observations that it sees.')
     if not availability.has_numba():
         click.echo('"delta" is many times faster with numba: pip install "sb3-extra-buffers[numba]"')
     for name, command in missing.items():

@@ -1,7 +1,7 @@
-"""What a buffer costs on data of one's own: the command line and the benchmarks measure with these.
+"""Measure what replay buffers cost on your own environment. The command line and the benchmarks use these modules.
 
-An environment (:mod:`.environments`) is played (:mod:`.playing`) and the play kept in a file (:mod:`.play_file`), so
-that every buffer is given the same. Memory (:mod:`.memory`) is measured in fresh processes (:mod:`.processes`), time
-with the buffers (:mod:`.subjects`) taking turns (:mod:`.timing`). :mod:`.comparison` puts it together, and
-:mod:`.recommendation` draws the conclusion.
+Transitions of an environment (:mod:`.environments`) are collected once into a file (:mod:`.transitions`), played at
+random or by a trained model (:mod:`.policies`), so that every buffer (:mod:`.buffers`) stores the same data.
+:mod:`.comparison` measures memory (:mod:`.memory`) in fresh processes (:mod:`.processes`) and time in one process,
+and :mod:`.recommendation` picks a buffer. :mod:`.verification` compares values, :mod:`.training` whole trainings.
 """

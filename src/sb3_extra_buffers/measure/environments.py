@@ -1,4 +1,4 @@
-"""Environments by the name that Gymnasium knows them by, prepared as SB3 would prepare them."""
+"""Make environments by their Gymnasium id, wrapped as SB3 wraps them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ ATARI_STACK = 4
 def make_env(env_id: str, n_envs: int, seed: int, frame_stack: int | None = None) -> VecEnv:
     """Make ``n_envs`` copies of an environment, all in this process.
 
-    Atari games get SB3's wrappers and stacks of four frames; images of other environments are turned to channels first,
-    as SB3's algorithms do. ``frame_stack`` stacks another number of frames, ``1`` none.
+    Atari games get SB3's wrappers and stacks of four frames. Images of other environments become channels first, as in
+    SB3's algorithms. ``frame_stack`` sets the number of stacked frames; ``1`` stacks none.
     """
     try:
         if is_atari(env_id):
@@ -34,22 +34,22 @@ def make_env(env_id: str, n_envs: int, seed: int, frame_stack: int | None = None
             env = VecFrameStack(env, frame_stack)
     except ExtraBuffersError:
         raise
-    except Exception as error:  # whatever the code of the environment may raise
+    except Exception as error:  # an environment may raise anything
         raise EnvironmentMakeError(_why_not(env_id, error)) from error
     if isinstance(env.observation_space, spaces.Tuple):
         env.close()
         raise EnvironmentMakeError(
-            f"The environment {env_id!r} has observations of type Tuple, which SB3 has no buffers for. "
+            f"The environment {env_id!r} has observations of type Tuple, which SB3 does not support. "
             "Wrap it so that they are a Dict or a Box."
         )
     return BaseAlgorithm._wrap_env(env, verbose=0, monitor_wrapper=False)
 
 
 def is_atari(env_id: str) -> bool:
-    """Whether Gymnasium's registry says that the Arcade Learning Environment plays this one."""
+    """Whether the environment is registered by ``ale_py``, the Arcade Learning Environment."""
     if importlib.util.find_spec("ale_py") is not None:
         ale_py = importlib.import_module("ale_py")  # which registers its games
-        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no greeting among the progress bars
+        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner between the progress bars
     elif env_id.startswith("ALE/") or "NoFrameskip-v" in env_id:
         require("ale_py", f"The environment {env_id!r}", "atari")
     spec = gym.registry.get(env_id)
@@ -61,7 +61,7 @@ def _why_not(env_id: str, error: Exception) -> str:
     if isinstance(error, gym.error.UnregisteredEnv):
         return (
             f"There is no environment {env_id!r}: {reason} "
-            "One that another package registers is written 'package:id'; gymnasium.pprint_registry() lists the rest."
+            "If another package registers it, write 'package:id'. gymnasium.pprint_registry() lists all others."
         )
     if isinstance(error, ModuleNotFoundError):
         return f"The environment {env_id!r} needs a package that is not installed: {reason}. Install it with pip."
@@ -69,7 +69,7 @@ def _why_not(env_id: str, error: Exception) -> str:
 
 
 def describe(space: spaces.Space[Any]) -> str:
-    """``uint8 (4, 84, 84)``; for a Dict, each key on its own."""
+    """Dtype and shape, ``uint8 (4, 84, 84)``; for a Dict, those of each key."""
     if isinstance(space, spaces.Dict):
         return ", ".join(f"{key}: {describe(part)}" for key, part in space.spaces.items())
     return f"{space.dtype} {space.shape}" if space.shape is not None else repr(space)

@@ -1,7 +1,7 @@
-"""Memory of a process, as the operating system sees it, and what the machine has left.
+"""Resident memory of this process, and the memory that is still available.
 
-Adding up the sizes of stored objects says nothing about holes between them and pages never given back. Measure in a
-process that did nothing else before: :func:`~sb3_extra_buffers.measure.processes.run_in_fresh_process`.
+The sizes of Python objects do not add up to what a process takes: holes between them and pages that are never returned
+count, too. Measure in a fresh process, see :func:`~sb3_extra_buffers.measure.processes.run_in_fresh_process`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _PROCESS_STATUS = Path("/proc/self/status")
 
 
 def rss() -> int:
-    """Bytes of physical memory that this process holds now."""
+    """Resident memory of this process, in bytes."""
     return int(psutil.Process().memory_info().rss)
 
 
 def settled_rss() -> int:
-    """The same once garbage is collected and, with glibc, freed memory is back with the system."""
+    """Resident memory after garbage collection and, with glibc, after freed memory was returned to the system."""
     gc.collect()
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)
@@ -31,9 +31,9 @@ def settled_rss() -> int:
 
 
 def peak_rss() -> int:
-    """The most bytes of physical memory that this process ever held."""
+    """The peak of this process's resident memory, in bytes."""
     if _PROCESS_STATUS.exists():
-        # Linux carries ru_maxrss over from the parent when a process starts; this value begins afresh.
+        # On Linux a new process inherits ru_maxrss from its parent. VmHWM starts anew.
         for line in _PROCESS_STATUS.read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
@@ -46,12 +46,12 @@ def peak_rss() -> int:
 
 
 def available_memory() -> int:
-    """Bytes that a process could take now without swapping, and without being killed by a container's limit."""
+    """Bytes that can be allocated without swapping and within the memory limit of a container."""
     return min([int(psutil.virtual_memory().available), *_left_by_cgroups()])
 
 
 def _left_by_cgroups(root: Path = Path("/")) -> list[int]:
-    """What the limits of this process's control groups, if it has any, leave of memory. ``root`` is for tests."""
+    """What the memory limits of this process's control groups leave. ``root`` is for tests."""
     membership = root / "proc/self/cgroup"
     if not membership.exists():
         return []
@@ -64,7 +64,7 @@ def _left_by_cgroups(root: Path = Path("/")) -> list[int]:
             tree, limit, usage = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
         else:
             continue
-        # A limit holds for the groups below. In a container, the path may be one of the host's that is not seen here.
+        # The limits of all parent groups apply. In a container, the path may belong to the host and not exist.
         names = [name for name in path.split("/") if name not in ("", "..")]
         for depth in range(len(names) + 1):
             group = tree.joinpath(*names[:depth])
@@ -75,7 +75,7 @@ def _left_by_cgroups(root: Path = Path("/")) -> list[int]:
 
 
 def _cached(group: Path) -> int:
-    """Of what a control group uses: files that the kernel drops as soon as memory is wanted."""
+    """The file cache of a control group, which counts as used but which the kernel drops when memory is short."""
     with contextlib.suppress(OSError, ValueError):
         rows = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         return int(rows.get("total_inactive_file", rows.get("inactive_file", 0)))
@@ -83,7 +83,7 @@ def _cached(group: Path) -> int:
 
 
 def _number_in(file: Path) -> int | None:
-    """The number in a file; ``None`` where there is no file, or it says ``max``."""
+    """The number in a file, or ``None`` if there is no file or it says ``max``."""
     try:
         return int(file.read_text())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Which buffer to take, why, and the lines of code that take it."""
+"""Which buffer to use, why, and the lines of code for it."""
 
 from __future__ import annotations
 
@@ -7,86 +7,94 @@ from dataclasses import dataclass
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space
 
+from sb3_extra_buffers.measure.buffers import buffer_arguments
 from sb3_extra_buffers.measure.comparison import Comparison, Result
-from sb3_extra_buffers.measure.subjects import SB3, buffer_arguments
 from sb3_extra_buffers.storage.choice import TIME_WEIGHT
 
-_WORTH_IT = 1.5
-"""Less of a gain in memory is not worth a change."""
-_AS_FAST = 1.1
-"""Within this factor two times are taken to be equal."""
-_AS_GOOD = 1.25
-"""Another method must cost so much less than ``auto`` to be preferred to it."""
+_MIN_RATIO = 1.5
+"""A smaller saving of memory is not worth a change."""
+_SAME_SPEED = 1.1
+"""Two times within this factor count as equal."""
+_AUTO_TOLERANCE = 1.25
+"""Another method must be better than ``auto`` by this factor to be preferred to it."""
 
 
 @dataclass(frozen=True)
 class Recommendation:
     result: Result
-    reason: str
+    text: str
+    """One or two sentences: what to use, and what that gives."""
     code: str
-    """Two lines to paste; empty where nothing needs to be changed."""
+    """Two lines to paste; empty if SB3's buffer is the best."""
 
 
 def recommend(comparison: Comparison) -> Recommendation:
-    """The smallest of the buffers that are as fast as SB3's, or the best compromise where none is."""
+    """The smallest of the buffers that are as fast as SB3's; where none is, the best compromise."""
     sb3, *ours = comparison.results
-    worth = [result for result in ours if sb3.buffer_bytes / result.buffer_bytes >= _WORTH_IT]
-    if not worth:
-        best = max((sb3.buffer_bytes / result.buffer_bytes for result in ours), default=1.0)
-        reason = f"no method makes it {_WORTH_IT:g} times smaller (the best: {best:.2f} times)"
-        return Recommendation(sb3, reason, code="")
-    fast = [result for result in worth if result.time <= _AS_FAST * sb3.time]
-    if fast:
-        smallest = min(fast, key=lambda result: result.buffer_bytes)
-        chosen = _or_auto(smallest, fast)
-        reason = f"it is {_gain(sb3, chosen)}, the smallest of those that are as fast as SB3's or faster"
-        if chosen is not smallest:
-            reason = f"it is {_gain(sb3, chosen)} and as fast or faster, and needs no settings"
-            if chosen.buffer_bytes > _AS_GOOD * smallest.buffer_bytes:
-                reason += f"; {smallest.subject} is smaller still ({_times(sb3, smallest)} times), but slower than this"
-    else:
-        chosen = _or_auto(min(worth, key=_cost), worth)
-        reason = (
-            f"it is {_gain(sb3, chosen)}; all that are smaller are slower than SB3's here, and this one is the best "
-            f"compromise: an add and a sample take {chosen.time / sb3.time:.1f} times as long"
+    worth_it = [result for result in ours if sb3.buffer_bytes >= _MIN_RATIO * result.buffer_bytes]
+    if not worth_it:
+        smallest = min((result.buffer_bytes for result in ours), default=sb3.buffer_bytes)
+        text = (
+            "keep SB3's ReplayBuffer. Compression does not pay off here: the smallest method still needs "
+            f"{smallest / sb3.buffer_bytes:.2f}x SB3's memory."
         )
-    return Recommendation(chosen, reason, code_for(comparison, chosen.subject))
+        return Recommendation(sb3, text, code="")
+    fast = [result for result in worth_it if result.time <= _SAME_SPEED * sb3.time]
+    best = min(fast, key=lambda result: result.buffer_bytes) if fast else min(worth_it, key=_cost)
+    chosen = _auto_if_as_good(best, fast or worth_it)
+    text = f"{_buffer_class(comparison)} with {_settings(chosen)}: {_gain(sb3, chosen)}."
+    if not fast:
+        text += " All methods that save memory are slower than SB3's buffer here; this is the best compromise."
+    elif chosen.buffer_bytes > _AUTO_TOLERANCE * best.buffer_bytes:
+        text += f" {best.method} needs even less ({_ratio(sb3, best)} less than SB3's), but is slower than this."
+    return Recommendation(chosen, text, _code(comparison, chosen.method))
 
 
-def code_for(comparison: Comparison, subject: str) -> str:
-    """The two lines that take a buffer into use."""
-    space, action_space = comparison.play.observation_space, comparison.play.action_space
-    name = "CompressedDictReplayBuffer" if isinstance(space, spaces.Dict) else "CompressedReplayBuffer"
+def _code(comparison: Comparison, method: str) -> str:
+    """The two lines that use the buffer."""
+    space, buffer_class = comparison.data.observation_space, _buffer_class(comparison)
     if isinstance(space, spaces.Dict):
         policy = "MultiInputPolicy"
     else:
         policy = "CnnPolicy" if is_image_space(space) else "MlpPolicy"
-    algorithm = "DQN" if isinstance(action_space, spaces.Discrete) else "SAC"
-    arguments = buffer_arguments(subject)
+    algorithm = "DQN" if isinstance(comparison.data.action_space, spaces.Discrete) else "SAC"
+    arguments = buffer_arguments(method)
     options = f", replay_buffer_kwargs={arguments}" if arguments else ""
-    size = f"buffer_size={comparison.buffer_size:_}"
     return (
-        f"from sb3_extra_buffers.compressed import {name}\n"
-        f'model = {algorithm}("{policy}", env, {size}, replay_buffer_class={name}{options})'
+        f"from sb3_extra_buffers.compressed import {buffer_class}\n"
+        f'model = {algorithm}("{policy}", env, buffer_size={comparison.buffer_size:_}, '
+        f"replay_buffer_class={buffer_class}{options})"
     ).replace("'", '"')
 
 
-def _or_auto(best: Result, candidates: list[Result]) -> Result:
-    """``auto`` where it is as good: it needs no settings, and follows when the data changes."""
+def _buffer_class(comparison: Comparison) -> str:
+    is_dict = isinstance(comparison.data.observation_space, spaces.Dict)
+    return "CompressedDictReplayBuffer" if is_dict else "CompressedReplayBuffer"
+
+
+def _auto_if_as_good(best: Result, candidates: list[Result]) -> Result:
+    """Prefer ``auto``: it needs no settings, and adapts when the data changes."""
     for result in candidates:
-        if result.subject == "auto" and _cost(result) <= _AS_GOOD * _cost(best):
+        if result.method == "auto" and _cost(result) <= _AUTO_TOLERANCE * _cost(best):
             return result
     return best
 
 
 def _cost(result: Result) -> float:
-    """Memory weighed against time as ``auto`` weighs them."""
+    """Memory and time, weighed as ``auto`` weighs them."""
     return float(result.buffer_bytes * result.time**TIME_WEIGHT)
 
 
+def _settings(result: Result) -> str:
+    return "the default settings" if result.method == "auto" else f"the method {result.method!r}"
+
+
 def _gain(sb3: Result, result: Result) -> str:
-    return f"{_times(sb3, result)} times smaller than {SB3}"
+    speed = sb3.time / result.time
+    about = "about " if 1 / _SAME_SPEED <= speed <= _SAME_SPEED else ""
+    shared = " (frames are shared, not compressed)" if result.memory.codec.split()[0] == "none" else ""
+    return f"{_ratio(sb3, result)} less memory{shared} at {about}{speed:.2f}x SB3's speed"
 
 
-def _times(sb3: Result, result: Result) -> str:
-    return f"{sb3.buffer_bytes / result.buffer_bytes:,.1f}"
+def _ratio(sb3: Result, result: Result) -> str:
+    return f"{sb3.buffer_bytes / result.buffer_bytes:,.1f}x"

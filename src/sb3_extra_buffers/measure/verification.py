@@ -1,22 +1,17 @@
-"""The same play through SB3's buffer and ours, with everything compared that comes out of them."""
+"""Store the same transitions in SB3's buffer and in ours, and compare everything that can be read from them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.buffers import (
-    BaseBuffer,
-    DictReplayBuffer,
-    DictRolloutBuffer,
-    ReplayBuffer,
-    RolloutBuffer,
-)
+from stable_baselines3.common.buffers import DictReplayBuffer, DictRolloutBuffer, ReplayBuffer, RolloutBuffer
 
 from sb3_extra_buffers.compressed import (
     CompressedDictReplayBuffer,
@@ -25,22 +20,22 @@ from sb3_extra_buffers.compressed import (
     CompressedRolloutBuffer,
 )
 from sb3_extra_buffers.errors import MismatchError
-from sb3_extra_buffers.measure.playing import Transition
+from sb3_extra_buffers.measure.transitions import Transition
 
 Array = npt.NDArray[Any]
 
-FIELDS = ("actions", "rewards", "dones", "timeouts")
 OBSERVATIONS = ("observations", "next_observations")
+STORED = (*OBSERVATIONS, "actions", "rewards", "dones", "timeouts")
 BATCH_SIZE = 64
 SAMPLES = 200
-"""Moments of a play at which replay buffers are sampled from."""
+"""How often a replay buffer is sampled from."""
 EPOCHS = 2
-"""How often each rollout is read, as PPO reads it."""
+"""How often each rollout is read, as PPO does."""
 _SLOTS_AT_ONCE = 64
 
 
 class Pair(NamedTuple):
-    """Two buffers that are to hold the same."""
+    """Two buffers that should hold the same."""
 
     theirs: Any
     ours: Any
@@ -48,18 +43,18 @@ class Pair(NamedTuple):
 
 @dataclass
 class Tally:
-    """What was compared, all of it identical."""
+    """What was compared and found identical."""
 
     observations: int = 0
     batches: int = 0
     fills: int = 0
-    """How often a buffer was filled from its beginning to its end."""
+    """How often the buffers were filled completely."""
 
 
 def replay_pair(
     size: int, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], n_envs: int, **options: Any
 ) -> Pair:
-    """Replay buffers for ``size`` transitions, those of all environments together."""
+    """Replay buffers for ``size`` transitions, counted over all environments."""
     is_dict = isinstance(observation_space, spaces.Dict)
     arguments: tuple[Any, ...] = (size, observation_space, action_space, "cpu", n_envs)
     return Pair(
@@ -81,7 +76,7 @@ def rollout_pair(
 
 
 class ReplayVerification:
-    """Give both buffers every transition; compare batches often, and everything whenever they have been filled."""
+    """Adds every transition to both buffers. Compares batches often, and everything stored whenever they are full."""
 
     def __init__(self, pair: Pair, steps: int, seed: int) -> None:
         self.pair = pair
@@ -98,53 +93,41 @@ class ReplayVerification:
             self._compare_batches()
         if self.pair.theirs.pos == 0:
             self.tally.fills += 1
-            self._compare_everything()
+            self._compare_stored()
 
     def finish(self) -> Tally:
         self._compare_batches()
-        self._compare_everything()
+        self._compare_stored()
         return self.tally
 
     def _compare_batches(self) -> None:
-        theirs, ours = (_seeded(self._seed + self._step, buffer.sample, BATCH_SIZE) for buffer in self.pair)
-        for name in theirs._fields:
-            for key, expected, actual in _parts(getattr(theirs, name), getattr(ours, name)):
-                row = first_difference(expected, actual)
-                if row is not None:
-                    self._compare_everything()  # which says more, if what is stored is wrong
-                    where = f"row {row} of a batch drawn after step {self._step}"
-                    raise mismatch(name, key, where, expected[row], actual[row])
-                self.tally.observations += BATCH_SIZE if name in OBSERVATIONS else 0
+        theirs, ours = (_seeded(self._seed + self._step, buffer.sample, BATCH_SIZE)._asdict() for buffer in self.pair)
+        try:
+            _compare(theirs, ours, lambda row: f"row {row} of a batch drawn after step {self._step}", self.tally)
+        except MismatchError:
+            self._compare_stored()  # if the stored data is wrong, this error is more precise
+            raise
         self.tally.batches += 1
 
-    def _compare_everything(self) -> None:
+    def _compare_stored(self) -> None:
         theirs, ours = self.pair
-        check(ours)
+        ours.check()
         if (theirs.pos, theirs.full) != (ours.pos, ours.full):
             raise MismatchError(f"After step {self._step}, SB3's buffer is at slot {theirs.pos}, ours at {ours.pos}.")
-        size = theirs.size()
-        for start in range(0, size, _SLOTS_AT_ONCE):
-            slots = slice(start, min(start + _SLOTS_AT_ONCE, size))
-            for name in (*OBSERVATIONS, *FIELDS):
-                for key, expected, actual in _parts(getattr(theirs, name), getattr(ours, name), slots):
-                    self._compare_slots(name, key, start, expected, actual)
-                    self.tally.observations += expected.shape[0] * expected.shape[1] if name in OBSERVATIONS else 0
+        for start in range(0, theirs.size(), _SLOTS_AT_ONCE):
+            slots = slice(start, min(start + _SLOTS_AT_ONCE, theirs.size()))
+            expected, actual = ({name: _rows(getattr(buffer, name), slots) for name in STORED} for buffer in self.pair)
+            _compare(expected, actual, partial(self._where, start), self.tally)
 
-    def _compare_slots(self, name: str, key: str, start: int, expected: Array, actual: Array) -> None:
-        n_envs = self.pair.theirs.n_envs
-        flat = [array.reshape(len(array) * n_envs, *array.shape[2:]) for array in (expected, actual)]
-        place = first_difference(*flat)
-        if place is None:
-            return
-        row, env = divmod(place, n_envs)
-        slot, size = start + row, self.pair.theirs.buffer_size
-        added = self._step - 1 - (self._step - 1 - slot) % size
-        where = f"slot {slot} of environment {env}, added at step {added + 1} of {self._step}"
-        raise mismatch(name, key, where, flat[0][place], flat[1][place])
+    def _where(self, start: int, row: int) -> str:
+        slot, env = divmod(row, self.pair.theirs.n_envs)
+        slot += start
+        age = (self._step - 1 - slot) % self.pair.theirs.buffer_size
+        return f"slot {slot} of environment {env}, added at step {self._step - age} of {self._step}"
 
 
 class RolloutVerification:
-    """Give both buffers every step; compare every batch of every rollout."""
+    """Adds every step to both buffers. Compares every batch of every rollout."""
 
     def __init__(self, pair: Pair, seed: int) -> None:
         self.pair = pair
@@ -157,7 +140,7 @@ class RolloutVerification:
             buffer.reset()
 
     def add(self, transition: Transition) -> None:
-        # Values and log-probabilities are any numbers: no policy is needed to compare buffers.
+        # Random values and log-probabilities will do: buffers only store them.
         value, log_prob = th.from_numpy(self._rng.standard_normal((2, len(self._starts)), dtype=np.float32))
         for buffer in self.pair:
             buffer.add(transition.obs, transition.action, transition.reward, self._starts, value, log_prob)
@@ -169,36 +152,35 @@ class RolloutVerification:
             for epoch in range(EPOCHS):
                 self._compare_rollout(self._seed + self._step * EPOCHS + epoch)
             self.tally.fills += 1
-            check(self.pair.ours)
+            self.pair.ours.check()
             for buffer in self.pair:
                 buffer.reset()
 
     def finish(self) -> Tally:
-        check(self.pair.ours)
+        self.pair.ours.check()
         return self.tally
 
     def _compare_rollout(self, seed: int) -> None:
-        size = self.pair.theirs.buffer_size
-        order = _seeded(seed, np.random.permutation, size * self.pair.theirs.n_envs)
-        all_theirs, all_ours = (_seeded(seed, _all_batches, buffer) for buffer in self.pair)
-        for number, (theirs, ours) in enumerate(zip(all_theirs, all_ours, strict=True)):
-            for name in theirs._fields:
-                for key, expected, actual in _parts(getattr(theirs, name), getattr(ours, name)):
-                    row = first_difference(expected, actual)
-                    if row is not None:
-                        env, slot = divmod(int(order[number * BATCH_SIZE + row]), size)
-                        added = self._step - size + slot + 1
-                        where = f"slot {slot} of environment {env}, added at step {added} of {self._step}"
-                        raise mismatch(name, key, where, expected[row], actual[row])
-                    self.tally.observations += len(expected) if name in OBSERVATIONS else 0
+        order = _seeded(seed, np.random.permutation, self.pair.theirs.buffer_size * self.pair.theirs.n_envs)
+        batches = (_seeded(seed, lambda buffer: list(buffer.get(BATCH_SIZE)), buffer) for buffer in self.pair)
+
+        for number, (theirs, ours) in enumerate(zip(*batches, strict=True)):
+            rows = order[number * BATCH_SIZE :]
+            _compare(theirs._asdict(), ours._asdict(), partial(self._where, rows), self.tally)
             self.tally.batches += 1
+
+    def _where(self, rows: npt.NDArray[np.int64], row: int) -> str:
+        size = self.pair.theirs.buffer_size
+        env, slot = divmod(int(rows[row]), size)
+        added = self._step - size + slot + 1
+        return f"slot {slot} of environment {env}, added at step {added} of {self._step}"
 
 
 def first_difference(expected: Array, actual: Array) -> int | None:
-    """The first row that is not the same to the last bit, NaN and the sign of zero included."""
+    """The first row that differs in any bit, so that NaN equals itself and ``-0.0`` is not ``0.0``."""
     if expected.dtype != actual.dtype or expected.shape != actual.shape:
         raise MismatchError(
-            f"SB3's buffer gives {expected.dtype} {expected.shape}, ours {actual.dtype} {actual.shape}."
+            f"SB3's buffer returns {expected.dtype} {expected.shape}, ours {actual.dtype} {actual.shape}."
         )
     if not expected.size:
         return None
@@ -207,44 +189,48 @@ def first_difference(expected: Array, actual: Array) -> int | None:
     return int(differing.argmax()) if differing.any() else None
 
 
-def mismatch(name: str, key: str, where: str, expected: Array, actual: Array) -> MismatchError:
-    """An error that says what differs, where, and how the first value of it does."""
+def _compare(theirs: Mapping[str, Any], ours: Mapping[str, Any], where: Callable[[int], str], tally: Tally) -> None:
+    """Compare fields of many rows; ``where`` says where a row comes from."""
+    for name, expected_field in theirs.items():
+        for key, expected, actual in _arrays(expected_field, ours[name]):
+            row = first_difference(expected, actual)
+            if row is not None:
+                field = f"{name}[{key!r}]" if key else name
+                raise _mismatch(field, where(row), expected[row], actual[row])
+            tally.observations += len(expected) if name in OBSERVATIONS else 0
+
+
+def _arrays(expected: Any, actual: Any) -> Iterator[tuple[str, Array, Array]]:
+    """The arrays of a field, with their keys if it is a Dict."""
+    if isinstance(expected, Mapping):
+        for key in expected:
+            yield key, np.asarray(expected[key]), np.asarray(actual[key])
+    elif expected is not None or actual is not None:  # a batch may have no discounts
+        yield "", np.asarray(expected), np.asarray(actual)
+
+
+def _rows(field: Any, slots: slice) -> Any:
+    """Slots and environments of a stored field as one axis."""
+    if isinstance(field, Mapping):
+        return {key: _rows(part, slots) for key, part in field.items()}
+    array = np.asarray(field[slots])
+    return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
+
+
+def _mismatch(field: str, where: str, expected: Array, actual: Array) -> MismatchError:
     flat = [np.atleast_1d(array).reshape(-1) for array in (expected, actual)]
     place = first_difference(*flat) or 0
-    what = f"{name}[{key!r}]" if key else name
     return MismatchError(
-        f"{what} differs from SB3's at {where}: value {place} of {flat[0].size} is {flat[1][place]}, "
+        f"{field} differs from SB3's at {where}: value {place} of {flat[0].size} is {flat[1][place]}, "
         f"not {flat[0][place]}. Please report it."
     )
 
 
-def check(buffer: BaseBuffer) -> None:
-    """Check a buffer's own invariants, if it can."""
-    checking: Callable[[], None] | None = getattr(buffer, "check", None)
-    if checking is not None:
-        checking()
-
-
-def _parts(expected: Any, actual: Any, key: Any = slice(None)) -> Iterator[tuple[str, Array, Array]]:
-    """Arrays to compare, each with the key that it has in a Dict space."""
-    if expected is None and actual is None:  # the discounts of a batch
-        return
-    if isinstance(expected, dict):
-        for name in expected:
-            yield name, np.asarray(expected[name][key]), np.asarray(actual[name][key])
-    else:
-        yield "", np.asarray(expected[key]), np.asarray(actual[key])
-
-
 def _seeded(seed: int, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call with NumPy's generator seeded, and leave the generator as it was."""
+    """Call with NumPy's global generator seeded, and restore its state."""
     state = np.random.get_state()
     np.random.seed(seed % (1 << 32))
     try:
         return function(*arguments)
     finally:
         np.random.set_state(state)
-
-
-def _all_batches(buffer: RolloutBuffer) -> list[Any]:
-    return list(buffer.get(BATCH_SIZE))

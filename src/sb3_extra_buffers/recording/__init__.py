@@ -1,11 +1,16 @@
-"""Circular records of what an agent saw, did and got, as data or as a video."""
+"""Record what an agent saw, did and got, as data or as a video."""
 
 from __future__ import annotations
 
-from sb3_extra_buffers.recording.base import BaseRecordBuffer, Record, Records
-from sb3_extra_buffers.recording.dummy_record_buffers import DummyRecordBuffer, FramelessRecordBuffer
-from sb3_extra_buffers.recording.feeding import RecordCallback, RecordEnv
-from sb3_extra_buffers.recording.record_buffer import RecordBuffer
+from sb3_extra_buffers.recording.record_buffer import (
+    BaseRecordBuffer,
+    DummyRecordBuffer,
+    FramelessRecordBuffer,
+    Record,
+    RecordBuffer,
+    Records,
+)
+from sb3_extra_buffers.recording.recorders import RecordCallback, RecordEnv
 
 __all__ = [
     "BaseRecordBuffer",

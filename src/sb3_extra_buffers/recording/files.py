@@ -1,9 +1,9 @@
 """Recordings on disk.
 
-A file is a ZIP archive of arrays, as :func:`numpy.savez_compressed` writes them, all oldest first: ``rewards``,
-``actions``, ``features`` if there are any, and ``frames_00000`` and so on, some frames each. Of these all but the first
-are XORed with the one before: what did not change becomes zeros, which compress best. So the file does not depend on
-how the buffer holds its frames, nor on an optional package. ``meta.json`` says the rest.
+A file is a ZIP archive of arrays, as :func:`numpy.savez_compressed` writes them, oldest step first: ``rewards``,
+``actions``, ``features`` if there are any, and chunks of frames, ``frames_00000`` and so on. In a chunk, each frame but
+the first is XORed with the one before it, so that unchanged pixels become zeros, which compress best. The format does
+not depend on the compression method of the buffer, nor on an optional package. ``meta.json`` has the settings.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LEVEL = 1
 
 
 def save(buffer: RecordBuffer, path: Path) -> None:
-    """Write ``buffer`` to ``path``; what was there is replaced when all is written."""
+    """Write ``buffer`` to ``path``. An existing file is replaced once everything is written."""
     slots = buffer.slots
     meta = {
         "version": _VERSION,
@@ -57,14 +57,14 @@ def save(buffer: RecordBuffer, path: Path) -> None:
 
 
 def load(buffer_class: type[Buffer], path: Path, size: int | None, **kwargs: Any) -> Buffer:
-    """A new buffer with the steps that :func:`save` wrote."""
+    """Create a buffer with the steps that :func:`save` wrote."""
     try:
         with zipfile.ZipFile(path) as archive:
             meta = json.loads(archive.read("meta.json"))
             if meta["version"] != _VERSION:
                 raise ConfigurationError(
-                    f"{path} is a recording of version {meta['version']}, but this reads version {_VERSION}. Upgrade "
-                    "sb3-extra-buffers to read it."
+                    f"{path} has version {meta['version']} of the file format, but only {_VERSION} can be read. "
+                    "Upgrade sb3-extra-buffers."
                 )
             rewards, actions = _read(archive, "rewards"), _read(archive, "actions")
             features: Any = _read(archive, "features") if meta["has_features"] else [None] * len(rewards)

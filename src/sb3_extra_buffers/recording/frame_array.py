@@ -1,4 +1,4 @@
-"""Compressed frames that read like an array."""
+"""Compressed frames that can be read like an array."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sb3_extra_buffers.storage.observation_array import ObservationArray
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 
 _FRAMES_AT_ONCE = 32
-"""Neighbours are decoded together, which is faster, but not all at once, which may be gigabytes."""
+"""How many frames are decoded together: one at a time is slow, all at once may take gigabytes."""
 
 
 class FrameArray(np.lib.mixins.NDArrayOperatorsMixin):
-    """Looks like an array of shape ``(n_slots, channels, height, width)``; what is read from it is a fresh array."""
+    """Looks like an array of shape ``(n_slots, channels, height, width)``. Reading returns a new array."""
 
     def __init__(self, store: ObservationStore) -> None:
         self.store = store
@@ -41,7 +41,7 @@ class FrameArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def nbytes(self) -> int:
-        """What the frames would take as they are."""
+        """Bytes of the decompressed frames."""
         return self.size * self.dtype.itemsize
 
     def __len__(self) -> int:
@@ -55,12 +55,12 @@ class FrameArray(np.lib.mixins.NDArrayOperatorsMixin):
         n_new_axes = next((i for i, part in enumerate(key) if part is not None), len(key))
         slots, *rest = _without_ellipsis(key[n_new_axes:], self.ndim)
         if isinstance(slots, list | np.ndarray) and np.ndim(slots) > 1 and np.asarray(slots).dtype == bool:
-            raise IndexError("A mask can choose whole frames: give it one dimension.")
+            raise IndexError("A boolean mask can only select whole frames: it must have one dimension.")
         wanted = np.arange(len(self))[slots]
         if wanted.ndim == 0 or isinstance(slots, slice):
             found = self._read(wanted.reshape(-1))
             first: Any = slice(None) if isinstance(slots, slice) else 0
-        else:  # NumPy combines an array of slots with arrays for other axes: let it
+        else:  # an array of slots may be combined with arrays for other axes: NumPy knows how
             distinct, first = np.unique(wanted, return_inverse=True)
             found, first = self._read(distinct), first.reshape(wanted.shape)
         chosen: npt.NDArray[Any] = found[(first, *rest)]
@@ -77,13 +77,13 @@ class FrameArray(np.lib.mixins.NDArrayOperatorsMixin):
         return self.in_order(np.arange(len(self)))
 
     def in_order(self, slots: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[Any]]:
-        """The frames of ``slots``, a few decoded at a time."""
+        """Yield the frames of ``slots``, decoding a few at a time."""
         for start in range(0, len(slots), _FRAMES_AT_ONCE):
             yield from self._read(slots[start : start + _FRAMES_AT_ONCE])
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
-            raise ValueError("Frames are compressed: they cannot be seen as an array without a copy. Allow one.")
+            raise ValueError("Frames are compressed: an array of them cannot be made without a copy.")
         everything = self[:]
         return everything if dtype is None else everything.astype(dtype, copy=False)
 
@@ -97,7 +97,7 @@ class FrameArray(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 def _without_ellipsis(key: tuple[Any, ...], ndim: int) -> tuple[Any, ...]:
-    """``key`` with an ellipsis written out, so that its first part is about slots."""
+    """``key`` with its ellipsis replaced by slices, so that its first part selects slots."""
     where = [i for i, part in enumerate(key) if part is Ellipsis]
     if not where:
         return key or (slice(None),)

@@ -1,42 +1,84 @@
-"""A circular record of frames, rewards, actions and features."""
+"""Circular buffers of frames, rewards, actions and features: with frames, without them, and one that stores nothing."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from sb3_extra_buffers.errors import ConfigurationError, ObservationError
 from sb3_extra_buffers.recording import files, video
-from sb3_extra_buffers.recording.base import BaseRecordBuffer, Record, Records
 from sb3_extra_buffers.recording.frame_array import FrameArray
 from sb3_extra_buffers.storage.config import FrameStack, StorageConfig
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 
 Self = TypeVar("Self", bound="RecordBuffer")
-_DEFAULT_DTYPES = (np.uint8, np.float32)
+
+
+class Record(NamedTuple):
+    """One step: a frame, the action chosen on it, the reward for that, and features if they are recorded."""
+
+    frame: npt.NDArray[Any]
+    reward: np.generic
+    action: Any
+    features: Any
+
+
+class Records(NamedTuple):
+    """Many steps, oldest first. ``features`` is ``None`` if none are recorded."""
+
+    frames: npt.NDArray[Any]
+    rewards: npt.NDArray[Any]
+    actions: npt.NDArray[Any]
+    features: npt.NDArray[Any] | None
+
+
+class BaseRecordBuffer(ABC):
+    """Stores steps. As a sequence, it is the steps that it holds, oldest first."""
+
+    frames: Any
+    """Indexed by slot, like the other three: step ``n`` is in slot ``n % max_size``. Unused slots are zero."""
+    rewards: npt.NDArray[Any]
+    actions: npt.NDArray[Any]
+    features: npt.NDArray[Any] | None
+
+    @abstractmethod
+    def add(self, frame: Any, reward: Any, action: Any, features: Any = None) -> None:
+        """Record a step. A full buffer overwrites the oldest one."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many steps the buffer holds."""
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> Record:
+        """The step at ``index``, counted from the oldest; ``-1`` is the newest."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Record]:
+        """All steps, oldest first."""
 
 
 class RecordBuffer(BaseRecordBuffer):
-    """Holds the newest ``size`` steps, their frames compressed and without loss.
+    """Holds the newest ``size`` steps. Frames are compressed without loss.
 
-    Frames may come as height × width × channels, as channels × height × width and, where there is one channel, as
-    height × width. They are stored with channels first. Where a frame could be read in more than one way, the first of
-    these is meant.
+    Frames may be height × width × channels, channels × height × width or, with one channel, height × width. If a shape
+    fits more than one of these, the first applies. Frames are stored channels first.
 
     :param res: Height and width of frames.
-    :param ch_num: Channels of frames.
+    :param ch_num: Number of channels.
     :param size: How many steps to keep.
-    :param dtypes: Of frames (``None`` for uint8), of rewards (``None`` for float32), then one for each feature.
-    :param action_shape: Of one action; ``()`` for a number.
-    :param action_dtype: Of actions.
-    :param compression_method: How frames are held: ``"auto"``, or a method such as ``"zstd-5"`` or ``"none"``.
+    :param dtypes: Dtype of frames (``None``: uint8), of rewards (``None``: float32), then of each feature.
+    :param action_shape: Shape of one action; ``()`` for a number.
+    :param action_dtype: Dtype of actions.
+    :param compression_method: ``"auto"``, or a method such as ``"zstd-5"`` or ``"none"``.
     :param compression_kwargs: Options of the method.
-    :param frame_stack: How many frames each frame stacks: ``"auto"`` finds out, ``None`` stores them whole.
+    :param frame_stack: How many frames each frame stacks: ``"auto"`` detects it, ``None`` turns frame sharing off.
     """
 
     has_frames: ClassVar[bool] = True
@@ -57,11 +99,10 @@ class RecordBuffer(BaseRecordBuffer):
         height, width = res
         if min(height, width, ch_num, size) < 1:
             raise ConfigurationError(f"res, ch_num and size must be at least 1, not {res}, {ch_num} and {size}.")
-        given = [*(dtypes or ()), None, None][: max(2, len(dtypes or ()))]
-        defaults = [*_DEFAULT_DTYPES, *given[2:]]
-        self.dtypes = tuple(
-            np.dtype(default if dtype is None else dtype) for dtype, default in zip(given, defaults, strict=True)
-        )
+        frame_dtype, reward_dtype, *feature_dtypes = [*(dtypes or ()), None, None][: max(2, len(dtypes or ()))]
+        frame_dtype = np.uint8 if frame_dtype is None else frame_dtype
+        reward_dtype = np.float32 if reward_dtype is None else reward_dtype
+        self.dtypes = tuple(np.dtype(dtype) for dtype in (frame_dtype, reward_dtype, *feature_dtypes))
         self.res, self.ch_num, self.max_size = (height, width), ch_num, size
         self.rewards = np.zeros(size, dtype=self.dtypes[1])
         self.actions = np.zeros((size, *action_shape), dtype=action_dtype)
@@ -74,12 +115,12 @@ class RecordBuffer(BaseRecordBuffer):
     def add(self, frame: Any, reward: Any, action: Any, features: Sequence[Any] | None = None) -> None:
         slot = self._added % self.max_size
         values = [
-            (self.rewards, _fitting(reward, self.rewards, "reward")),
-            (self.actions, _fitting(action, self.actions, "action")),
+            (self.rewards, _as_item_of(reward, self.rewards, "reward")),
+            (self.actions, _as_item_of(action, self.actions, "action")),
         ]
         if self.features is not None or features is not None:
             values.append((self.features, self._checked_features(features)))  # type: ignore[arg-type]
-        self._write_frame(slot, frame)  # last of what may fail: a step is recorded whole or not at all
+        self._write_frame(slot, frame)  # the last call that may fail: a step is recorded completely or not at all
         for array, value in values:
             array[slot] = value
         self._added += 1
@@ -102,7 +143,7 @@ class RecordBuffer(BaseRecordBuffer):
             yield self._record(slot, frame)
 
     def to_numpy(self) -> Records:
-        """Everything that is held, oldest first. Mind the size: frames are not compressed here."""
+        """All steps as arrays, oldest first. The frames are decompressed, so mind the size."""
         slots = self.slots
         features = None if self.features is None else self.features[slots]
         return Records(self.frames[slots], self.rewards[slots], self.actions[slots], features)
@@ -116,14 +157,14 @@ class RecordBuffer(BaseRecordBuffer):
         self._create_frames()
 
     def save(self, path: str | Path) -> None:
-        """Write all steps to a compressed file that :meth:`load` reads. There is no pickle in it."""
+        """Write all steps to a compressed file for :meth:`load`. It contains no pickle."""
         files.save(self, Path(path))
 
     @classmethod
     def load(cls: type[Self], path: str | Path, size: int | None = None, **kwargs: Any) -> Self:
-        """A buffer with the steps of a file.
+        """Load a buffer from a file.
 
-        :param size: How many steps it is to hold, by default as many as the one that was saved.
+        :param size: How many steps the buffer can hold; by default, as many as the saved one.
         :param kwargs: Further arguments, such as ``compression_method``.
         """
         return files.load(cls, Path(path), size, **kwargs)
@@ -131,22 +172,22 @@ class RecordBuffer(BaseRecordBuffer):
     def save_video(self, path: str | Path, fps: float = 30.0, lossless: bool = False) -> None:
         """Write all frames to a video, ``.mp4`` or ``.mkv``. Needs the extra ``video``.
 
-        Frames of floats are taken to be from 0 to 1, all others from 0 to 255.
+        Floats are shown from 0 to 1, all other numbers from 0 to 255.
 
-        :param lossless: Keep every pixel as it is. Not all players can show such a video.
+        :param lossless: Keep every pixel exactly. Not all players can show such a video.
         """
         video.save_video(self._pictures(), Path(path), fps, lossless)
 
     def save_gif(self, path: str | Path, fps: float = 30.0) -> None:
-        """Write all frames to an animation. Needs the extra ``video``.
+        """Write all frames to an animated GIF. Needs the extra ``video``.
 
-        A frame keeps its colours if there are no more than 256 of them.
+        A frame with up to 256 colours keeps them exactly.
         """
         video.save_gif(self._pictures(), Path(path), fps)
 
     @property
     def nbytes(self) -> int:
-        """Memory taken for what is held now."""
+        """Memory of the steps that the buffer holds now."""
         fields = sum(array.nbytes for array in (self.rewards, self.actions, self.features) if array is not None)
         return fields + self._frames_nbytes()
 
@@ -157,7 +198,7 @@ class RecordBuffer(BaseRecordBuffer):
             f"method {self.frames.store.label!r})"
         )
 
-    # What a buffer without frames does differently
+    # Frames: FramelessRecordBuffer overrides these
 
     def _create_frames(self) -> None:
         shape = (self.ch_num, *self.res)
@@ -173,8 +214,6 @@ class RecordBuffer(BaseRecordBuffer):
         store: ObservationStore = self.frames.store
         return store.payload_bytes + store.reference_bytes + store.index_bytes(1.0)
 
-    # Checks
-
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether a frame of this shape can be recorded."""
         height, width = self.res
@@ -182,7 +221,7 @@ class RecordBuffer(BaseRecordBuffer):
         return shape in (shapes if self.ch_num > 1 else [*shapes, (height, width)])
 
     def _checked_frame(self, frame: Any) -> npt.NDArray[Any]:
-        """A frame as it is stored, ``(1, channels, height, width)``, or an error."""
+        """The frame in the stored layout, ``(1, channels, height, width)``."""
         array = np.asarray(frame)
         stored = (self.ch_num, *self.res)
         if not self.fits(array.shape):
@@ -199,8 +238,8 @@ class RecordBuffer(BaseRecordBuffer):
         expected = 0 if self.features is None else len(self.dtypes) - 2
         if features is None or len(features) != expected:
             raise ObservationError(
-                f"This buffer records {expected} features with each step, but got "
-                f"{'none' if features is None else len(features)}. Their dtypes are those from the third of dtypes on."
+                f"This buffer records {expected} features per step, but got "
+                f"{'none' if features is None else len(features)}. Declare a dtype for each, dtypes[2:]."
             )
         return tuple(features)
 
@@ -210,12 +249,56 @@ class RecordBuffer(BaseRecordBuffer):
 
     def _pictures(self) -> Iterator[npt.NDArray[np.uint8]]:
         if len(self) == 0:
-            raise ObservationError("Nothing was recorded, so there is nothing to show. Add steps first.")
+            raise ObservationError("Nothing was recorded. Add steps first.")
         return video.to_pictures(self._frames_of(self.slots))
 
 
-def _fitting(value: Any, array: npt.NDArray[Any], what: str) -> npt.NDArray[Any]:
-    """``value`` as an item of ``array``. Floats may be rounded to fewer digits, nothing else may change."""
+class FramelessRecordBuffer(RecordBuffer):
+    """A :class:`RecordBuffer` that drops frames. Its ``frames`` are zeros that take no memory."""
+
+    has_frames = False
+
+    def _create_frames(self) -> None:
+        zero = np.zeros((), dtype=self.dtypes[0])
+        self.frames = np.broadcast_to(zero, (self.max_size, self.ch_num, *self.res))
+
+    def _write_frame(self, slot: int, frame: Any) -> None:
+        pass
+
+    def _frames_of(self, slots: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[Any]]:
+        return iter(self.frames[: len(slots)])
+
+    def _frames_nbytes(self) -> int:
+        return 0
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self):,} of {self.max_size:,} steps)"
+
+
+class DummyRecordBuffer(BaseRecordBuffer):
+    """Accepts everything and stores nothing."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.frames = np.zeros((0, 0, 0, 0), dtype=np.uint8)
+        self.rewards = np.zeros(0, dtype=np.float32)
+        self.actions = np.zeros(0, dtype=np.int64)
+        self.features = None
+
+    def add(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __len__(self) -> int:
+        return 0
+
+    def __getitem__(self, index: int) -> Record:
+        raise IndexError(f"There is no step {index}: this buffer stores nothing.")
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(())
+
+
+def _as_item_of(value: Any, array: npt.NDArray[Any], what: str) -> npt.NDArray[Any]:
+    """``value`` in the shape and dtype of one item of ``array``. Only floats may be rounded."""
     given = np.asarray(value)
     shape = array.shape[1:]
     if given.size != math.prod(shape):
@@ -227,7 +310,7 @@ def _fitting(value: Any, array: npt.NDArray[Any], what: str) -> npt.NDArray[Any]
 
 
 def _exactly(array: npt.NDArray[Any], dtype: np.dtype[Any], what: str) -> npt.NDArray[Any]:
-    """``array`` as ``dtype``, or an error where that changes a value."""
+    """``array`` as ``dtype``, or an error if that changes a value."""
     if array.dtype == dtype:
         return array
     with np.errstate(invalid="ignore", over="ignore"):

@@ -6,15 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from sb3_extra_buffers.recording.base import BaseRecordBuffer
-from sb3_extra_buffers.recording.record_buffer import RecordBuffer
+from sb3_extra_buffers.recording.record_buffer import BaseRecordBuffer, RecordBuffer
 
 
 def force_alloc_mem(mem: BaseRecordBuffer, val: Any = 0) -> None:
-    """Make the system provide, now, the memory of rewards, actions and features, by writing ``val`` to unused slots.
+    """Allocate the memory of rewards, actions and features now, by writing ``val`` to unused slots.
 
-    A system may promise memory that it does not have, and only find out when it is written to. Compressed frames ask
-    for memory as they come: how much they need is not known before.
+    The system allocates memory only when it is first written to, which may fail late. Frames are not included: how much
+    memory they need depends on how well they compress.
     """
     if not isinstance(mem, RecordBuffer):
         return

@@ -1,11 +1,8 @@
-"""Frames as a video or an animation."""
+"""Write frames to a video or an animated GIF."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import subprocess
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,20 +16,21 @@ from sb3_extra_buffers.errors import ConfigurationError
 Picture = npt.NDArray[np.uint8]
 """Height × width × red, green, blue."""
 
-# Codec, pixel format and options.
-_GOOD = ("libx264", "yuv420p", ["-crf", "18", "-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2"])  # its sides must be even
-_EXACT = {
+_Format = tuple[str, str, list[str]]
+"""ffmpeg's codec, pixel format and options."""
+_LOSSY: _Format = ("libx264", "yuv420p", ["-crf", "18", "-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2"])  # H.264: even sides
+_LOSSLESS: dict[str, _Format] = {
     ".mp4": ("libx264rgb", "rgb24", ["-qp", "0", "-preset", "fast"]),
     ".mkv": ("ffv1", "bgr0", []),
 }
 
 
 def to_pictures(frames: Iterable[npt.NDArray[Any]]) -> Iterator[Picture]:
-    """Frames, channels first, as pictures. Floats are taken to be from 0 to 1, all other numbers from 0 to 255."""
+    """Convert frames, channels first, to pictures. Floats are shown from 0 to 1, all other numbers from 0 to 255."""
     for frame in frames:
         if frame.shape[0] not in (1, 3):
             raise ConfigurationError(
-                f"A frame of {frame.shape[0]} channels cannot be shown, only one of 1 (grey) or 3 (red, green, blue)."
+                f"A frame with {frame.shape[0]} channels cannot be shown: only 1 (grey) or 3 (RGB) channels can."
             )
         if frame.dtype.kind in "fb":
             frame = np.nan_to_num(frame.astype(np.float64)).clip(0, 1) * 255
@@ -43,32 +41,36 @@ def to_pictures(frames: Iterable[npt.NDArray[Any]]) -> Iterator[Picture]:
 
 
 def save_video(pictures: Iterator[Picture], path: Path, fps: float, lossless: bool) -> None:
-    if path.suffix not in _EXACT:
-        raise ConfigurationError(f"A video is written to a file that ends with {' or '.join(_EXACT)}, not to {path}.")
-    ffmpeg = require("imageio_ffmpeg", "save_video()", "video").get_ffmpeg_exe()
-    codec, pixel_format, options = _EXACT[path.suffix] if lossless else _GOOD
+    if path.suffix not in _LOSSLESS:
+        raise ConfigurationError(f"A video file must end with {' or '.join(_LOSSLESS)}, but this is {path}.")
+    ffmpeg = require("imageio_ffmpeg", "save_video()", "video")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"No such file or directory: {path.parent}")
+    codec, pixel_format, options = _LOSSLESS[path.suffix] if lossless else _LOSSY
     first = next(pictures)
     height, width = first.shape[:2]
-    source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", str(fps), "-i", "-"]
-    target = ["-c:v", codec, "-pix_fmt", pixel_format, *options, f"file:{path}"]
-    with (
-        tempfile.TemporaryFile() as complaints,
-        subprocess.Popen(
-            [ffmpeg, "-y", "-v", "error", *source, *target],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=complaints,
-        ) as process,
-    ):
-        assert process.stdin is not None  # there is one: it was asked for
-        with contextlib.suppress(BrokenPipeError):  # ffmpeg gave up, and says why
-            for picture in itertools.chain([first], pictures):
-                process.stdin.write(picture.tobytes())
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
-        if process.wait() != 0:
-            complaints.seek(0)
-            raise OSError(f"ffmpeg could not write {path}: {complaints.read().decode(errors='replace').strip()}")
+    path.unlink(missing_ok=True)
+    writer = ffmpeg.write_frames(
+        f"file:{path}",  # a colon in the path would otherwise name a protocol
+        (width, height),
+        fps=fps,
+        codec=codec,
+        pix_fmt_out=pixel_format,
+        quality=None,
+        macro_block_size=1,
+        ffmpeg_log_level="error",
+        output_params=options,
+    )
+    writer.send(None)
+    count = 0
+    for picture in itertools.chain([first], pictures):
+        writer.send(picture)
+        count += 1
+    writer.close()
+    # ffmpeg reports errors on the terminal only. The file tells whether it succeeded.
+    written = ffmpeg.count_frames_and_secs(str(path))[0] if path.exists() else 0
+    if written != count:
+        raise OSError(f"ffmpeg wrote {written} of {count} frames to {path}. What it printed above may say why.")
 
 
 def save_gif(pictures: Iterator[Picture], path: Path, fps: float) -> None:
@@ -79,7 +81,7 @@ def save_gif(pictures: Iterator[Picture], path: Path, fps: float) -> None:
 
 
 def _with_palette(image: Any, picture: Picture) -> Any:
-    """A picture in at most 256 colours: its own where there are no more."""
+    """A picture with a palette: exact for up to 256 colours, which Pillow's own ``quantize`` is not."""
     shades = picture.astype(np.uint32)
     numbers = shades[..., 0] << 16 | shades[..., 1] << 8 | shades[..., 2]
     colours, indices = np.unique(numbers, return_inverse=True)

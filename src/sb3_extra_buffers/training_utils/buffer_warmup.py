@@ -14,7 +14,7 @@ from stable_baselines3.her import HerReplayBuffer
 from tqdm import tqdm
 
 from sb3_extra_buffers.errors import ConfigurationError
-from sb3_extra_buffers.training_utils.collection import AnyBuffer, Player, feeders_for
+from sb3_extra_buffers.training_utils.collection import AnyBuffer, Collector, writers_for
 from sb3_extra_buffers.training_utils.eval_model import Evaluation
 
 
@@ -29,53 +29,55 @@ def warm_up(
     deterministic: bool = False,
     progress: bool = True,
 ) -> Evaluation:
-    """Let a model play and store what happens, exactly as SB3 would. The environment stays open.
+    """Let a model play, and store the transitions exactly as SB3 would. The environment stays open.
 
-    It ends when all buffers are full, or before, after as many episodes as are asked for.
+    It stops when all buffers are full, or after the given number of episodes.
 
     :param buffer: What to fill, one buffer or several.
     :param n_envs: How many environments the buffers are for.
-    :param warmup_env: Where to play, with as many environments or more.
-    :param warmup_model: A model of SB3, or anything with its ``predict``.
+    :param warmup_env: At least ``n_envs`` environments.
+    :param warmup_model: An SB3 model, or anything with its ``predict``.
     :param warmup_episodes: After how many episodes to stop.
-    :param mean_ep_len: Steps of an episode. Without ``warmup_episodes``, play as many as should fill the buffers.
-    :param deterministic: Whether the model always takes the action that it thinks best.
+    :param mean_ep_len: Mean length of an episode. Without ``warmup_episodes``, play as many as should fill the buffers.
+    :param deterministic: Whether the model takes its best action instead of sampling one.
     :param progress: Whether to show a progress bar.
     :return: The returns of the episodes that ended, and the seconds spent in ``add`` of each buffer.
     """
     if not 1 <= n_envs <= warmup_env.num_envs:
-        raise ConfigurationError(f"n_envs must be from 1 to the {warmup_env.num_envs} of warmup_env, not {n_envs}.")
+        raise ConfigurationError(
+            f"n_envs must be from 1 to {warmup_env.num_envs}, the number of environments, not {n_envs}."
+        )
     if any(limit is not None and limit <= 0 for limit in (warmup_episodes, mean_ep_len)):
         raise ConfigurationError(
             f"warmup_episodes and mean_ep_len must be positive, not {warmup_episodes} and {mean_ep_len}."
         )
-    player = Player(warmup_env, warmup_model, deterministic)
-    feeders = feeders_for(buffer, player)
-    capacity = max((feeder.capacity for feeder in feeders), default=0)
+    collector = Collector(warmup_env, warmup_model, deterministic)
+    writers = writers_for(buffer, collector)
+    capacity = max((writer.capacity for writer in writers), default=0)
     if capacity == 0:
         raise ConfigurationError("There is no buffer to fill. Pass a replay, rollout or record buffer.")
-    most_episodes = math.inf if warmup_episodes is None else warmup_episodes
+    max_episodes = math.inf if warmup_episodes is None else warmup_episodes
     if warmup_episodes is None and mean_ep_len is not None:
-        most_episodes = math.ceil(capacity * n_envs / mean_ep_len)
+        max_episodes = math.ceil(capacity * n_envs / mean_ep_len)
     returns: list[float] = []
     with tqdm(total=capacity * n_envs, unit="transition", disable=not progress) as bar:
-        while len(returns) < most_episodes and not all(feeder.is_full for feeder in feeders):
-            step = player.step()
-            for feeder in feeders:
-                feeder.feed(step)
-            returns.extend(step.episodes.values())
+        while len(returns) < max_episodes and not all(writer.is_full for writer in writers):
+            step = collector.step()
+            for writer in writers:
+                writer.write(step)
+            returns.extend(step.episode_returns.values())
             bar.set_postfix(episodes=len(returns), refresh=False)
             bar.update(n_envs)
-    for feeder in feeders:
-        _end_trajectories(feeder.buffer)
-    return Evaluation(returns, [feeder.seconds for feeder in feeders])
+    for writer in writers:
+        _end_trajectories(writer.buffer)
+    return Evaluation(returns, [writer.seconds for writer in writers])
 
 
 def _end_trajectories(buffer: Any) -> None:
-    """Training starts new episodes: buffers that look across steps must not join them to those broken off here."""
+    """Mark the running episodes as truncated: training starts new ones, which n-step returns and HER must not join."""
     if isinstance(buffer, HerReplayBuffer):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns of what is wanted here
+            warnings.simplefilter("ignore")  # it warns that it truncates, which is what we want
             buffer.truncate_last_trajectory()
     elif isinstance(buffer, NStepReplayBuffer):
         newest = buffer.pos - 1

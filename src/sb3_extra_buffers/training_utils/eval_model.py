@@ -1,4 +1,4 @@
-"""How well a model plays, and what buffers make of it."""
+"""Evaluate a model, and store what happens in buffers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from stable_baselines3.common.vec_env import VecEnv
 from tqdm import tqdm
 
 from sb3_extra_buffers.errors import ConfigurationError
-from sb3_extra_buffers.training_utils.collection import AnyBuffer, Player, feeders_for
+from sb3_extra_buffers.training_utils.collection import AnyBuffer, Collector, writers_for
 
 
 class Evaluation(NamedTuple):
-    """Episode returns, and the seconds spent in ``add`` of each buffer. Prints as a summary."""
+    """Episode returns, and the seconds spent in ``add`` of each buffer. ``print`` shows a summary."""
 
     returns: list[float]
     add_seconds: list[float]
@@ -37,7 +37,7 @@ class Evaluation(NamedTuple):
 
     @property
     def relative_iqr(self) -> float:
-        """The distance of the outer quartiles, as a part of the median."""
+        """The interquartile range divided by the median."""
         first, median, third = self.quartiles
         return (third - first) / abs(median) if median else float("nan")
 
@@ -68,40 +68,40 @@ def eval_model(
     deterministic: bool = True,
     progress: bool = True,
 ) -> Evaluation:
-    """Play ``n_eps`` episodes and return how they went.
+    """Play ``n_eps`` episodes, and return their returns.
 
-    Episodes are shared out evenly among the environments, so that short ones do not count more than long ones. Where
-    the environments have SB3's ``Monitor``, as those of ``make_env`` have, a lost life does not end an episode.
+    Every environment plays the same number of episodes, so that short ones do not count more than long ones. With SB3's
+    ``Monitor``, which environments of ``make_env`` have, losing a life does not end an episode.
 
-    :param n_eps: How many episodes.
-    :param eval_env: Where to play.
-    :param model: A model of SB3, or anything with its ``predict``.
-    :param close_env: Whether to close the environment in the end.
-    :param buffer: Where to store what happens, as SB3 would: a replay, rollout or record buffer, or several. One for
-        fewer environments than there are gets the first of them. A rollout buffer that is full stays as it is.
-    :param deterministic: Whether the model always takes the action that it thinks best.
+    :param n_eps: How many episodes to play.
+    :param eval_env: The environments.
+    :param model: An SB3 model, or anything with its ``predict``.
+    :param close_env: Whether to close the environments at the end.
+    :param buffer: Also store the transitions, as SB3 would, in a replay, rollout or record buffer, or in several. A
+        buffer for fewer environments stores the first ones. A rollout buffer stores steps until it is full.
+    :param deterministic: Whether the model takes its best action instead of sampling one.
     :param progress: Whether to show a progress bar.
     """
     if n_eps < 1:
         raise ConfigurationError(f"n_eps must be at least 1, not {n_eps}.")
     n_envs = eval_env.num_envs
-    still_to_play = [(n_eps + i) // n_envs for i in range(n_envs)]
+    remaining = [(n_eps + i) // n_envs for i in range(n_envs)]
     returns: list[float] = []
     try:
-        player = Player(eval_env, model, deterministic)
-        feeders = feeders_for(buffer, player)
+        collector = Collector(eval_env, model, deterministic)
+        writers = writers_for(buffer, collector)
         with tqdm(total=n_eps, unit="episode", disable=not progress) as bar:
             while len(returns) < n_eps:
-                step = player.step()
-                for feeder in feeders:
-                    feeder.feed(step)
-                for env, episode_return in step.episodes.items():
-                    if still_to_play[env]:
-                        still_to_play[env] -= 1
+                step = collector.step()
+                for writer in writers:
+                    writer.write(step)
+                for env, episode_return in step.episode_returns.items():
+                    if remaining[env]:
+                        remaining[env] -= 1
                         returns.append(episode_return)
                         bar.set_postfix(mean=f"{np.mean(returns):.1f}", refresh=False)
                         bar.update()
     finally:
         if close_env:
             eval_env.close()
-    return Evaluation(returns, [feeder.seconds for feeder in feeders])
+    return Evaluation(returns, [writer.seconds for writer in writers])

@@ -8,7 +8,8 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.measure.environments import make_env
-from sb3_extra_buffers.measure.playing import guess_algorithm, load_policy, play
+from sb3_extra_buffers.measure.policies import guess_algorithm, load_policy
+from sb3_extra_buffers.measure.transitions import collect
 
 
 @pytest.mark.parametrize("algorithm", [A2C, DQN, PPO, SAC, TD3, DDPG], ids=lambda algorithm: algorithm.__name__)
@@ -18,7 +19,7 @@ def test_the_algorithm_is_told_by_the_file(algorithm: type[BaseAlgorithm], tmp_p
     expected = {"DDPG": "td3"}.get(algorithm.__name__, algorithm.__name__.lower())  # DDPG is TD3 with other settings
     assert guess_algorithm(tmp_path / "model.zip") == expected
     policy = load_policy(tmp_path / "model.zip", make_env(env, 2, seed=0))
-    assert len(list(play(make_env(env, 2, seed=0), 3, policy=policy))) == 3
+    assert len(list(collect(make_env(env, 2, seed=0), 3, policy=policy))) == 3
 
 
 @pytest.mark.parametrize(
@@ -38,5 +39,5 @@ def test_a_model_that_cannot_play(arguments: tuple[str | None], message: str, tm
 
 def test_a_file_that_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "model.zip").write_text("no")
-    with pytest.raises(ConfigurationError, match="is not a model that SB3 has saved"):
+    with pytest.raises(ConfigurationError, match="is not a model saved by SB3"):
         guess_algorithm(tmp_path / "model.zip")

@@ -1,4 +1,4 @@
-"""A play that is read from its file is the play that was written to it."""
+"""Transitions read from a file are those that were written to it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv, VecTransposeImage
 
-from sb3_extra_buffers.measure.play_file import write_play
-from sb3_extra_buffers.measure.playing import play
+from sb3_extra_buffers.measure.transitions import TransitionFile, collect
 from tests.environments import SpaceEnv
 
 PICTURE = spaces.Box(0, 255, (8, 6, 3), np.uint8)
@@ -29,10 +28,10 @@ def test_values_and_memory_layout_survive(space: spaces.Space, actions: spaces.S
         return env if space is VECTOR else VecTransposeImage(env)
 
     env = make_env()
-    kept = write_play(tmp_path / "play", env, play(env, STEPS, seed=1))
+    kept = TransitionFile.write(tmp_path / "transitions", env, collect(env, STEPS, seed=1))
     assert kept.transition_count == N_ENVS * STEPS
     ended = 0
-    for real, read in zip(play(make_env(), STEPS, seed=1), kept.transitions(), strict=True):
+    for real, read in zip(collect(make_env(), STEPS, seed=1), kept.read(), strict=True):
         for name in ("obs", "next_obs"):
             one, other = getattr(real, name), getattr(read, name)
             for key in one if isinstance(one, dict) else [...]:
@@ -44,4 +43,4 @@ def test_values_and_memory_layout_survive(space: spaces.Space, actions: spaces.S
         assert [info["TimeLimit.truncated"] for info in real.infos] == [i["TimeLimit.truncated"] for i in read.infos]
         ended += real.done.sum()
     assert ended > 2
-    assert len(list(kept.transitions(7))) == 7
+    assert len(list(kept.read(7))) == 7

@@ -1,13 +1,12 @@
-"""Playing an environment, at random or with a trained model."""
+"""Policies that play an environment: random actions, or a model that SB3 saved."""
 
 from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +17,6 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_extra_buffers.codecs.availability import require
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.measure.environments import describe
-from sb3_extra_buffers.training_utils.collection import Player
 
 ALGORITHMS = {
     name.lower(): (package, name)
@@ -28,21 +26,12 @@ ALGORITHMS = {
     }.items()
     for name in names
 }
-
-
-class Transition(NamedTuple):
-    """The arguments of ``ReplayBuffer.add``, one row per environment; observations are arrays, or dicts of arrays."""
-
-    obs: Any
-    next_obs: Any
-    action: npt.NDArray[Any]
-    reward: npt.NDArray[Any]
-    done: npt.NDArray[np.bool_]
-    infos: list[dict[str, Any]]
+_ACTOR_CRITICS = {"clip_range": "ppo", "cg_max_steps": "trpo", "rms_prop_eps": "a2c", "ent_coef": "a2c"}
+"""A setting that only this algorithm has, among those that share SB3's ``ActorCriticPolicy``."""
 
 
 class Policy(Protocol):
-    """What SB3's models have, too."""
+    """The part of an SB3 model that plays."""
 
     def predict(
         self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False
@@ -50,7 +39,7 @@ class Policy(Protocol):
 
 
 class RandomPolicy:
-    """Draws every action alike."""
+    """Samples actions uniformly."""
 
     def __init__(self, space: spaces.Space[Any], n_envs: int, seed: int) -> None:
         self.space = space
@@ -66,18 +55,10 @@ class RandomPolicy:
         return np.stack([self.space.sample() for _ in range(self.n_envs)]), None
 
 
-def play(env: VecEnv, steps: int, seed: int = 0, policy: Policy | None = None) -> Iterator[Transition]:
-    """Yield what SB3 stores, ``steps`` times: ``next_obs`` is the last observation where an episode ends."""
-    player = Player(env, policy or RandomPolicy(env.action_space, env.num_envs, seed), deterministic=False)
-    for _ in range(steps):
-        step = player.step()
-        yield Transition(step.obs, step.next_obs, step.actions, step.rewards, step.dones, step.infos)
-
-
 def load_policy(path: Path, env: VecEnv, algorithm: str | None = None) -> BaseAlgorithm:
-    """Load a model that is to play ``env``, without the memory that it would need to train.
+    """Load a model to play ``env``, without allocating the buffer that it trained with.
 
-    :param algorithm: Such as ``"dqn"``; by default found out from the file.
+    :param algorithm: Such as ``"dqn"``; by default read from the file.
     """
     name = (algorithm or guess_algorithm(path)).lower()
     if name not in ALGORITHMS:
@@ -85,48 +66,43 @@ def load_policy(path: Path, env: VecEnv, algorithm: str | None = None) -> BaseAl
     package, class_name = ALGORITHMS[name]
     require(package, f"A model of {class_name}", "contrib")
     model_class: type[BaseAlgorithm] = getattr(import_module(package), class_name)
-    small: dict[str, Any] = {
+    no_buffer: dict[str, Any] = {
         "buffer_size": 1,
         "replay_buffer_class": None,
         "replay_buffer_kwargs": {},
         "rollout_buffer_class": None,
     }
     try:
-        model = model_class.load(path, device="cpu", custom_objects=small)
+        model = model_class.load(path, device="cpu", custom_objects=no_buffer)
     except Exception as error:
         reason = " ".join(str(error).split())
         raise ConfigurationError(
             f"The model {str(path)!r} cannot be loaded as {class_name}: {reason}. Name its algorithm with --algo."
         ) from error
-    for what in ("observation_space", "action_space"):
-        ours, theirs = getattr(env, what), getattr(model, what)
+    for name in ("observation_space", "action_space"):
+        ours, theirs = getattr(env, name), getattr(model, name)
         if ours != theirs:
             raise ConfigurationError(
-                f"The model {str(path)!r} was trained with the {what.replace('_', ' ')} {describe(theirs)}, but the "
-                f"environment has {describe(ours)}. Choose the one that it was trained in, and its --frame-stack."
+                f"The model {str(path)!r} was trained with the {name.replace('_', ' ')} {describe(theirs)}, but the "
+                f"environment has {describe(ours)}. Use the environment and the --frame-stack of its training."
             )
     return model
 
 
 def guess_algorithm(path: Path) -> str:
-    """The algorithm that saved a model, told by the policy and the settings that the file names."""
+    """Find the algorithm that saved a model by the policy class and the settings in the file."""
     try:
         with zipfile.ZipFile(path) as archive:
             data = json.loads(archive.read("data"))
         module: str = data["policy_class"]["__module__"]
     except (OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
-        raise ConfigurationError(f"{str(path)!r} is not a model that SB3 has saved. Give the .zip of one.") from error
+        raise ConfigurationError(f"{str(path)!r} is not a model saved by SB3. Pass the .zip of one.") from error
     for name in ALGORITHMS:
         if module.split(".")[1:2] == [name]:  # such as stable_baselines3.dqn.policies
             return name
-    if ".maskable." in module:
-        return "maskableppo"
-    if ".recurrent." in module:
-        return "recurrentppo"
-    if "clip_range" in data:
-        return "ppo"
-    if "cg_max_steps" in data:
-        return "trpo"
-    if "rms_prop_eps" in data or "ent_coef" in data:
-        return "a2c"
-    raise ConfigurationError(f"It is not clear which algorithm saved {str(path)!r}. Name it with --algo.")
+    if ".maskable." in module or ".recurrent." in module:
+        return "maskableppo" if ".maskable." in module else "recurrentppo"
+    for setting, name in _ACTOR_CRITICS.items():
+        if setting in data:
+            return name
+    raise ConfigurationError(f"{str(path)!r} does not say which algorithm saved it. Name it with --algo.")

@@ -1,0 +1,101 @@
+"""Transitions of an environment, collected once and kept in a file, so that every buffer stores the same data."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_extra_buffers.measure.policies import Policy, RandomPolicy
+from sb3_extra_buffers.training_utils.collection import Collector
+
+
+class Transition(NamedTuple):
+    """The arguments of ``ReplayBuffer.add``, one row per environment; observations are arrays, or dicts of arrays."""
+
+    obs: Any
+    next_obs: Any
+    action: npt.NDArray[Any]
+    reward: npt.NDArray[Any]
+    done: npt.NDArray[np.bool_]
+    infos: list[dict[str, Any]]
+
+
+def collect(env: VecEnv, steps: int, seed: int = 0, policy: Policy | None = None) -> Iterator[Transition]:
+    """Yield ``steps`` transitions as SB3 stores them: ``next_obs`` is the terminal observation of an episode."""
+    collector = Collector(env, policy or RandomPolicy(env.action_space, env.num_envs, seed), deterministic=False)
+    for _ in range(steps):
+        step = collector.step()
+        yield Transition(step.obs, step.next_obs, step.actions, step.rewards, step.dones, step.infos)
+
+
+@dataclass(frozen=True)
+class TransitionFile:
+    """``steps`` steps of ``n_envs`` environments in a file.
+
+    It is read step by step: a process that measures memory needs hardly any for the data itself.
+    """
+
+    path: Path
+    steps: int
+    n_envs: int
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+
+    @property
+    def transition_count(self) -> int:
+        return self.steps * self.n_envs
+
+    @classmethod
+    def write(cls, path: Path, env: VecEnv, transitions: Iterable[Transition]) -> TransitionFile:
+        """Write transitions of ``env``. An observation that is also the last ``next_obs`` is written once."""
+        steps, is_reset = 0, True
+        with gzip.open(path, "wb", compresslevel=1) as file:
+            for obs, next_obs, action, reward, done, infos in transitions:
+                truncated = [info.get("TimeLimit.truncated", False) for info in infos]
+                pickle.dump((_packed(obs) if is_reset else None, _packed(next_obs)), file)
+                pickle.dump((action, reward, done, truncated), file)
+                steps, is_reset = steps + 1, bool(np.any(done))
+        return cls(path, steps, env.num_envs, env.observation_space, env.action_space)
+
+    def read(self, steps: int | None = None) -> Iterator[Transition]:
+        """Yield all transitions, or the first ``steps``: the same values, in the same memory layout.
+
+        ``infos`` only has what buffers read, ``TimeLimit.truncated``.
+        """
+        return islice(self._read(), steps)
+
+    def _read(self) -> Iterator[Transition]:
+        next_obs: Any = None
+        with gzip.open(self.path, "rb") as file:
+            for _ in range(self.steps):
+                packed_obs, packed_next_obs = pickle.load(file)
+                action, reward, done, truncated = pickle.load(file)
+                obs = next_obs if packed_obs is None else _unpacked(packed_obs)
+                next_obs = _unpacked(packed_next_obs)
+                infos = [{"TimeLimit.truncated": bool(flag)} for flag in truncated]
+                yield Transition(obs, next_obs, action, reward, done, infos)
+
+
+def _packed(observations: Any) -> Any:
+    """Arrays in C order, each with the order of its axes: pickle would forget how SB3 transposes images."""
+    if isinstance(observations, dict):
+        return {key: _packed(array) for key, array in observations.items()}
+    axes = np.argsort([-stride for stride in observations.strides], kind="stable")
+    return np.ascontiguousarray(observations.transpose(axes)), np.argsort(axes)
+
+
+def _unpacked(packed: Any) -> Any:
+    if isinstance(packed, dict):
+        return {key: _unpacked(part) for key, part in packed.items()}
+    array, axes = packed
+    return array.transpose(axes)
