@@ -11,7 +11,7 @@ import pytest
 
 from sb3_extra_buffers.compressed import CompressedArray
 from sb3_extra_buffers.errors import ConfigurationError, ObservationError
-from sb3_extra_buffers.storage import observation_slots
+from sb3_extra_buffers.storage import observation_index
 from tests.methods import METHODS, installed
 
 FRAMES = np.random.default_rng(0).integers(0, 2, size=(40, 6, 8), dtype=np.uint8).cumsum(axis=2, dtype=np.uint8)
@@ -123,7 +123,7 @@ class TestWriting:
 def test_overwriting_in_any_order_is_exact_and_takes_no_more_and_more_memory(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(observation_slots, "_WORTH_COMPACTING", 1 << 17)
+    monkeypatch.setattr(observation_index, "_WORTH_COMPACTING", 1 << 17)
     array = CompressedArray((60, 3), np.uint8, (6, 8), compression_method=method)
     reference = np.zeros((60, 3, 6, 8), np.uint8)
     rng = np.random.default_rng(0)

@@ -24,7 +24,7 @@ from sb3_extra_buffers.compressed import (
     CompressedRolloutBuffer,
     DummyCls,
 )
-from sb3_extra_buffers.storage import observation_slots
+from sb3_extra_buffers.storage import observation_index
 from tests.environments import SpaceEnv
 from tests.methods import METHODS
 from tests.transitions import add_to_replay, add_to_rollout, assert_same, play, sample_both
@@ -291,7 +291,7 @@ def test_a_reset_replay_buffer_starts_anew() -> None:
 
 def test_resetting_again_and_again_takes_no_more_and_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in SB3, what lies beyond the newest transitions stays there, so that it is not simply thrown away."""
-    monkeypatch.setattr(observation_slots, "_WORTH_COMPACTING", 1 << 16)
+    monkeypatch.setattr(observation_index, "_WORTH_COMPACTING", 1 << 16)
     space = spaces.Box(0, 255, (1, 20, 20), np.uint8)
     buffer = CompressedReplayBuffer(300, space, ACTIONS, "cpu", compression_method="none", frame_stack=None)
     transitions = play(space, action_space=ACTIONS)

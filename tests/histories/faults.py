@@ -32,7 +32,7 @@ class Fault(NamedTuple):
 
 
 ARENA, EXTENTS, FRAMES = "storage/arena.py", "storage/extent_arena.py", "storage/frame_store.py"
-SLOTS, STORE = "storage/observation_slots.py", "storage/observation_store.py"
+INDEX, STORE = "storage/observation_index.py", "storage/observation_store.py"
 DELTA, ZSTD_DICT, COUNTS = "codecs/delta.py", "codecs/zstd_dict.py", "codecs/references.py"
 MATCHING, GATHERING = "storage/kernels.py", "storage/gather_kernels.py"
 KERNELS = "gpu_buffers/kernels/"
@@ -143,26 +143,26 @@ STORAGE_FAULTS = [
     ),
     Fault(
         "observations are read from the lane beside",
-        SLOTS,
+        INDEX,
         "row[:] = self.ends[column].reshape(-1).take(slots * self.n_envs + envs)",
         "row[:] = self.ends[column].reshape(-1).take(slots * self.n_envs + (envs + 1) % self.n_envs)",
     ),
     Fault(
         "what an earlier codec stored goes too early",
-        SLOTS,
+        INDEX,
         "if (oldest < earlier.frames.heads).any()]",
         "if (oldest + 60 < earlier.frames.heads).any()]",
         ("CompressedNStepReplayBuffer", "CompressedReplayBuffer", "CompressedHerReplayBuffer"),
     ),
     Fault(
         "frames are renumbered by another number than the observations",
-        SLOTS,
+        INDEX,
         "            frames.first_records - shifts // group,",
         "            frames.first_records - shifts // group + 1,",
     ),
     Fault(
         "observations are stored anew in another lane",
-        SLOTS,
+        INDEX,
         "self.ends[column][slot, lanes] = self.frames.append(lanes, found, self._oldest)",
         "self.ends[column][slot, lanes] = self.frames.append(lanes[::-1], found, self._oldest)",
     ),

@@ -19,7 +19,7 @@ from sb3_extra_buffers.gpu_buffers.observation_store import PackedObservationSto
 from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.extent_arena import ExtentArena
 from sb3_extra_buffers.storage.frame_store import FrameStore
-from sb3_extra_buffers.storage.observation_slots import ObservationSlots
+from sb3_extra_buffers.storage.observation_index import ObservationIndex
 
 Visits = Counter[str]
 Look = Callable[..., Any]
@@ -113,9 +113,9 @@ def counted(visits: Visits) -> Iterator[None]:
         (Arena, "grow", arena_growth),
         (ExtentArena, "grow", arena_growth),
         (DeviceArena, "grow", arena_growth),
-        (ObservationSlots, "rebuild", counts(REBUILDS)),
-        (ObservationSlots, "change_codec", counts(CODEC_CHANGES)),
-        (ObservationSlots, "renumber", counts(RENUMBERINGS)),
+        (ObservationIndex, "rebuild", counts(REBUILDS)),
+        (ObservationIndex, "change_codec", counts(CODEC_CHANGES)),
+        (ObservationIndex, "renumber", counts(RENUMBERINGS)),
         (PackedObservationStore, "renumber", counts(RENUMBERINGS)),
         (FrameStore, "clear", clear),
     ]

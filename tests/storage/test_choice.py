@@ -65,8 +65,8 @@ def test_the_choice_is_logged_once_and_shown(caplog: pytest.LogCaptureFixture) -
 @pytest.fixture
 def early_reviews(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observation_store, "REVIEW_STEPS", 100)
-    monkeypatch.setattr(observation_store, "_RECONSIDER_AT", 0)
-    monkeypatch.setattr(observation_store, "_RECONSIDER_STEPS", 64)
+    monkeypatch.setattr(observation_store, "_RECHECK_STEP", 0)
+    monkeypatch.setattr(observation_store, "_RECHECK_STEPS", 64)
 
 
 @pytest.mark.usefixtures("early_reviews")

@@ -22,8 +22,7 @@ from sb3_extra_buffers.compressed.prefetch import Prefetcher
 from sb3_extra_buffers.compressed.rows import row_of
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
 from sb3_extra_buffers.state import SavedState
-from sb3_extra_buffers.storage.observation_slots import Appended
-from sb3_extra_buffers.storage.observation_store import ObservationStore
+from sb3_extra_buffers.storage.observation_store import Appended, ObservationStore
 
 
 class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):

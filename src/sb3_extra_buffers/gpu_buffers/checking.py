@@ -12,7 +12,7 @@ from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.gpu_buffers.delta_codec import BatchDeltaCodec
 from sb3_extra_buffers.gpu_buffers.kernels.frames import LENGTH_BITS
 from sb3_extra_buffers.gpu_buffers.record_validation import check_records, live_records
-from sb3_extra_buffers.storage.lanes import numbers_from
+from sb3_extra_buffers.storage.frame_store import numbers_from
 
 if TYPE_CHECKING:
     from sb3_extra_buffers.gpu_buffers.tensor_frame_store import TensorFrameStore

@@ -34,8 +34,7 @@ from sb3_extra_buffers.gpu_buffers.record_validation import check_records
 from sb3_extra_buffers.gpu_buffers.transfer import Outbox, copy_into, upload
 from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.state import SavedState
-from sb3_extra_buffers.storage.frame_store import FrameStore
-from sb3_extra_buffers.storage.lanes import numbers_from
+from sb3_extra_buffers.storage.frame_store import FrameStore, numbers_from
 from sb3_extra_buffers.storage.stacking import StackLayout
 
 _WAITING_STEPS = 24

@@ -20,8 +20,7 @@ from sb3_extra_buffers.gpu_buffers import nvcomp
 from sb3_extra_buffers.gpu_buffers.device_arena import DeviceArena
 from sb3_extra_buffers.gpu_buffers.transfer import upload
 from sb3_extra_buffers.parallel import run_in_slices
-from sb3_extra_buffers.storage.frame_store import FrameStore
-from sb3_extra_buffers.storage.lanes import numbers_from
+from sb3_extra_buffers.storage.frame_store import FrameStore, numbers_from
 
 _AT_ONCE = 1 << 22
 """Bytes of records that are looked at together: finding each byte takes many times the memory that it does."""

@@ -20,7 +20,7 @@ from sb3_extra_buffers.gpu_buffers.kernels.frames import Hints
 from sb3_extra_buffers.gpu_buffers.kernels.lanes import Jobs
 from sb3_extra_buffers.gpu_buffers.transfer import Outbox, upload
 from sb3_extra_buffers.interruption import uninterrupted
-from sb3_extra_buffers.storage.lanes import numbers_from
+from sb3_extra_buffers.storage.frame_store import numbers_from
 
 Receiver = Callable[[npt.NDArray[Any]], None]
 

@@ -1,4 +1,4 @@
-"""``auto``: try what is installed on observations that were just seen, and weigh size against time."""
+"""``auto``: try the installed codecs on recent observations, and choose the best trade of size against time."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from sb3_extra_buffers.storage.stacking import RGB, StackLayout
 TIME_WEIGHT = 0.85
 """Cost is bytes times time to this power: half the memory is worth a little more than twice the time."""
 _FIXED_BYTES = 64
-"""About what a transition takes beside its frame, whatever the codec."""
+"""About the size of a transition without its frame, whatever the codec."""
 _SMALL_ENOUGH = 1 / 64
-"""The part of a raw frame below which less memory is worth less and less time."""
+"""Compressed to this part of a raw frame, further savings matter less and less."""
 
 _READS = 8
 """How often an observation is read for each time that it is stored: by DQN with its usual batches, and by PPO."""
 _READ_AT_MOST = 1 << 19
 _MOST_LANES = 4
-DELTA_SERVES_AT = 1 / 20
-"""The part of a frame that ``delta`` may leave for the choice to be clear."""
+DELTA_ACCEPT_RATIO = 1 / 20
+"""If ``delta`` compresses frames to this part or less, no other codec is tried."""
 
 _NONE = CodecRecipe(parse_method("none"))
 _INDEXED = {"indexed_colour": True}
@@ -49,12 +49,12 @@ _RGB_CANDIDATES = (
     CodecRecipe(parse_method("gzip/1"), _INDEXED),
 )
 _SMALLEST_FRAME = 512
-"""Frames of fewer bytes, as of vector observations, are not worth the index that finds them again."""
+"""Smaller frames, as of vector observations, are not compressed: finding their records would cost too much."""
 
 
 @dataclass(frozen=True)
-class Preference:
-    """A recipe, the bytes that a frame took with it, and the time to store an observation once and read it often."""
+class Trial:
+    """What a codec cost: bytes per frame, and the time to store an observation once and read it several times."""
 
     recipe: CodecRecipe
     raw_bytes: int
@@ -71,26 +71,27 @@ def choose_codec(
     layout: StackLayout,
     steps: npt.NDArray[Any],
     current: CodecRecipe | None = None,
-    delta_serves_at: float = DELTA_SERVES_AT,
-) -> Preference:
+    delta_accept_ratio: float = DELTA_ACCEPT_RATIO,
+) -> Trial:
     """The codec that stores ``steps``, ``(n, n_envs, *shape)``, at the lowest cost.
 
-    ``delta``, which is the fastest, is taken without a look at others where it leaves at most ``delta_serves_at`` of a
-    frame. ``current`` is given up only for a codec that costs a quarter less.
+    :param current: The codec in use, which is only replaced by one that costs a quarter less.
+    :param delta_accept_ratio: If ``delta``, the fastest codec, compresses frames to this part or less, no other is
+        tried.
     """
     raw_bytes, installed = layout.frame.nbytes, available_methods()
     if raw_bytes < _SMALLEST_FRAME:
-        return Preference(_NONE, raw_bytes, raw_bytes, 0.0)
+        return Trial(_NONE, raw_bytes, raw_bytes, 0.0)
     steps = np.ascontiguousarray(steps[:, :_MOST_LANES])
     trials = [_try(_DELTA, layout, steps)]
-    if has_numba() and trials[0].frame_bytes <= delta_serves_at * raw_bytes:
+    if has_numba() and trials[0].frame_bytes <= delta_accept_ratio * raw_bytes:
         return trials[0]
     others = (*(_CANDIDATES if "zstd" in installed else _WITHOUT_ZSTD), *(_RGB_CANDIDATES if _is_rgb(layout) else ()))
     trials += [_try(recipe, layout, steps) for recipe in others if recipe.method.name in installed]
     # A saving of less than a tenth is not worth a codec.
     trials = [trial for trial in trials if trial.frame_bytes <= 0.9 * raw_bytes]
     if not trials:
-        return Preference(_NONE, raw_bytes, raw_bytes, 0.0)
+        return Trial(_NONE, raw_bytes, raw_bytes, 0.0)
     best = min(trials, key=lambda trial: trial.cost)
     stay = [trial for trial in trials if trial.recipe == current]
     return stay[0] if stay and best.cost > 0.75 * stay[0].cost else best
@@ -100,8 +101,8 @@ def _is_rgb(layout: StackLayout) -> bool:
     return layout.frame.channels == RGB and layout.dtype == np.uint8
 
 
-def _try(recipe: CodecRecipe, layout: StackLayout, steps: npt.NDArray[Any]) -> Preference:
-    """Store the steps for real. The first half teaches the codec, the second half is measured."""
+def _try(recipe: CodecRecipe, layout: StackLayout, steps: npt.NDArray[Any]) -> Trial:
+    """Store the steps and read some. The codec learns from the first half, and the second half is measured."""
     n_envs = steps.shape[1]
     lanes = np.arange(n_envs)
     store = FrameStore(recipe.build(layout.frame), n_envs, layout)
@@ -116,10 +117,10 @@ def _try(recipe: CodecRecipe, layout: StackLayout, steps: npt.NDArray[Any]) -> P
     n_frames = max(int(store.encoded.sum()) - frames_before, 1)
     n_bytes = store.arena.live_bytes - bytes_before
 
-    # Observations far apart, as they are when sampled, so that none shares a record with another.
+    # Observations far apart, as in a random batch, so that no two are in the same record.
     apart = layout.stack + 2 * store.codec.frames_per_record
     newest = int(store.encoded.min()) - layout.stack
-    # Not too many of them either: several threads would wait for each other.
+    # Few enough for one thread.
     most = max(1, _READ_AT_MOST // (layout.stack * layout.frame.nbytes))
     firsts, where = (grid.reshape(-1)[:most] for grid in np.meshgrid(np.arange(newest, -1, -apart), lanes))
     out = np.empty((len(where), layout.stack, layout.frame.nbytes), dtype=np.uint8)
@@ -128,6 +129,6 @@ def _try(recipe: CodecRecipe, layout: StackLayout, steps: npt.NDArray[Any]) -> P
         began = time.thread_time()
         store.gather(where, firsts[None], [out])
         reading.append((time.thread_time() - began) / len(where))
-    return Preference(
+    return Trial(
         recipe, layout.frame.nbytes, n_bytes / n_frames, 1e6 * (storing + _READS * min(reading, default=0.0)) + 1e-3
     )

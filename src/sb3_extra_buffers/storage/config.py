@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from sb3_extra_buffers.codecs.base import Codec, FrameSpec
 from sb3_extra_buffers.codecs.registry import Method, create_codec, parse_method
-from sb3_extra_buffers.errors import ConfigurationError
+from sb3_extra_buffers.errors import ConfigurationError, ObservationError
 from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.stacking import MAX_STACK
 
@@ -160,3 +160,18 @@ def saturate(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]
         own = np.iinfo(values.dtype) if values.dtype.kind in "iu" else bounds
         limits = (max(bounds.min, own.min), min(bounds.max, own.max))
     return np.asarray(np.clip(values, *limits)).astype(dtype)
+
+
+def cast(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Observations in the dtype of their space, as SB3 does it, unless that would change values."""
+    if np.can_cast(array.dtype, dtype, "same_kind"):
+        return array.astype(dtype)
+    if array.dtype.kind in "biuf":
+        with np.errstate(invalid="ignore"):
+            result = array.astype(dtype)
+        if np.array_equal(result, array):
+            return result
+    raise ObservationError(
+        f"Observations of dtype {array.dtype} do not fit a space of dtype {dtype}: storing them would change values. "
+        "Give the observation space the dtype that the environment returns."
+    )

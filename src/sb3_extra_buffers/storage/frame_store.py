@@ -18,10 +18,8 @@ from sb3_extra_buffers.codecs.base import Codec, Indices
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.arena import Arena
-from sb3_extra_buffers.storage.checks import check_frames, check_numbers
 from sb3_extra_buffers.storage.extent_arena import ExtentArena
 from sb3_extra_buffers.storage.gathering import gather_frames
-from sb3_extra_buffers.storage.lanes import numbers_from
 from sb3_extra_buffers.storage.matching import NewestObservations
 from sb3_extra_buffers.storage.memory import zeros
 from sb3_extra_buffers.storage.stacking import StackLayout
@@ -160,8 +158,64 @@ class FrameStore:
         )
 
     def check(self) -> None:
-        """Raise :class:`~sb3_extra_buffers.errors.CorruptDataError` if anything here contradicts something else."""
-        check_frames(self)
+        """Raise :class:`~sb3_extra_buffers.errors.CorruptDataError` unless all invariants of the store hold.
+
+        They hold between any two operations, also if one of them was interrupted.
+        """
+        self._check_numbers()
+        capacity, stops = self.starts.shape[1], self.encoded // self.codec.frames_per_record
+        lanes, numbers = numbers_from(self.first_records, stops - self.first_records)
+        starts = self.starts[lanes, numbers % capacity]
+        lengths = self.lengths[lanes, numbers % capacity].astype(np.int64)
+        wrong = (lengths < self.codec.min_encoded_size) | (lengths > self.codec.max_encoded_size)
+        if wrong.any():
+            at = int(wrong.argmax())
+            raise CorruptDataError(
+                f"Record {numbers[at]} of lane {lanes[at]} has {lengths[at]} bytes, which no record of the method "
+                f"{self.codec.label!r} has."
+            )
+        self.arena.check(starts, lengths)
+        backwards = (np.diff(self.arena.distance(starts)) <= 0) & (np.diff(lanes) == 0)
+        if backwards.any():
+            at = int(backwards.argmax())
+            raise CorruptDataError(f"Record {numbers[at + 1]} of lane {lanes[at]} lies before its predecessor.")
+        self.codec.check(self.references_of(self.first_records, stops))
+        self._check_newest()
+
+    def _check_numbers(self) -> None:
+        """Compiled code trusts these numbers as indices."""
+        group, capacity = self.codec.frames_per_record, self.starts.shape[1]
+        waiting, stops = self.heads - self.encoded, self.encoded // group
+        right = (
+            (self.first_records >= 0)
+            & (self.first_records <= stops)
+            & (stops - self.first_records <= capacity)
+            & (self.encoded % group == 0)
+            & (waiting >= 0)
+            & (waiting <= self.ring.shape[1])
+            & (self.heads <= np.iinfo(np.uint32).max)
+            & (self.base <= self.first_records * group)
+        )
+        if capacity == 0 or not right.all():
+            lane = int(right.argmin())
+            raise CorruptDataError(
+                f"The numbers of lane {lane} contradict each other: {self.heads[lane]} frames, {self.encoded[lane]} of "
+                f"them in records of {group}, from record {self.first_records[lane]} on, in an index of {capacity}."
+            )
+
+    def _check_newest(self) -> None:
+        """The observation that the next one is compared with must be the stored one."""
+        lanes = np.flatnonzero(self.newest.known)
+        firsts = self.heads[lanes] - self.layout.stack
+        if (firsts < self.first_records[lanes] * self.codec.frames_per_record).any():
+            raise CorruptDataError("Frames of the newest observation, which the next one may share, are gone.")
+        if len(lanes) == 0:
+            return
+        stored = np.empty((len(lanes), self.layout.stack, self.codec.frame.nbytes), dtype=np.uint8)
+        self.gather(lanes, firsts[None], [stored])
+        differs = (stored != self.newest.frames(lanes)).any(axis=(1, 2))
+        if differs.any():
+            raise CorruptDataError(f"The newest observation of lane {lanes[differs.argmax()]} is not the stored one.")
 
     def references_of(self, firsts: Indices, stops: Indices) -> Indices:
         """The references of the records ``firsts`` to ``stops - 1`` of each lane."""
@@ -245,7 +299,7 @@ class FrameStore:
         self._most_waiting = int(waiting.max())
         self.ring[self._waiting_places()] = frames
         try:
-            check_numbers(self)
+            self._check_numbers()
         except CorruptDataError as error:
             raise state.error("encoded", f"contradicts other numbers: {error}") from error
         if not self._recount_uses():
@@ -346,3 +400,9 @@ class FrameStore:
             grown(self.lengths),
             grown(self.references, self._has_references),
         )
+
+
+def numbers_from(firsts: Indices, counts: Indices) -> tuple[Indices, Indices]:
+    """For each lane, the ``counts`` numbers from ``firsts`` on. Returns their lanes, and the numbers, lane by lane."""
+    lanes = np.repeat(np.arange(len(counts)), counts)
+    return lanes, np.arange(len(lanes)) + (firsts - (np.cumsum(counts) - counts))[lanes]

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from sb3_extra_buffers.codecs.base import Bytes, FrameSpec
 from sb3_extra_buffers.errors import ConfigurationError
+from sb3_extra_buffers.state import SavedState, State
 
 MAX_STACK = 16
 RGB = 3
@@ -81,6 +82,16 @@ class StackLayout:
     def _channels_last(self) -> tuple[int, ...]:
         """The axes of observations whose shape says "channels first", with the channels at the end."""
         return (0, *range(2, len(self.shape) + 1), 1)
+
+    def state(self) -> State:
+        return {"stack": self.stack, "axis": self.axis}
+
+    @classmethod
+    def restored(cls, state: SavedState, shape: tuple[int, ...], dtype: np.dtype[Any]) -> StackLayout:
+        stack, axis = state.integer("stack", 1, MAX_STACK), state.value("axis")
+        if axis not in ("first", "last") or (stack > 1 and shape[0 if axis == "first" else -1] % stack):
+            raise state.error("stack", f"is {stack} along the {axis!r} axis of observations of shape {shape}")
+        return cls(shape, dtype, stack, axis)
 
     def merge(self, frames: Bytes, out: npt.NDArray[Any]) -> None:
         """Frames, ``(n, stack, frame_bytes)``, as observations, where their frames are not contiguous."""

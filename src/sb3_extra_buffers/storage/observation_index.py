@@ -1,0 +1,262 @@
+"""Which frames make up the observation in slot ``t`` of environment ``e``, and in which frame store they are.
+
+Usually there is one frame store. When ``auto`` changes to another codec, a new store is added, and the stores of
+earlier codecs stay until their last observation has been overwritten.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sb3_extra_buffers.codecs.base import Codec, Indices
+from sb3_extra_buffers.errors import CorruptDataError
+from sb3_extra_buffers.storage.arena import Arena
+from sb3_extra_buffers.storage.config import CodecRecipe
+from sb3_extra_buffers.storage.frame_store import FrameStore
+from sb3_extra_buffers.storage.gathering import gather_observations
+from sb3_extra_buffers.storage.locking import BufferLock
+from sb3_extra_buffers.storage.memory import zeros
+from sb3_extra_buffers.storage.stacking import StackLayout
+
+MakeZeros = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
+
+_WORTH_COMPACTING = 1 << 20
+_PIECE = 4096
+
+
+class EarlierCodec(NamedTuple):
+    """A codec that was replaced, with the observations that it still holds."""
+
+    recipe: CodecRecipe
+    frames: FrameStore
+
+
+class ObservationIndex:
+    """``n_slots`` × ``n_envs`` observations in one or more *columns*, and the frame stores that hold their frames.
+
+    Every method that changes several attributes ends with one assignment to all of them, so that Ctrl-C leaves either
+    the old state or the new one.
+    """
+
+    layout: StackLayout
+    recipe: CodecRecipe
+    frames: FrameStore
+    """The store of the codec in use."""
+
+    def __init__(
+        self,
+        n_slots: int,
+        n_envs: int,
+        shape: tuple[int, ...],
+        stored_dtype: np.dtype[Any],
+        n_columns: int,
+        make_arena: Callable[[], Arena],
+        make_zeros: MakeZeros,
+    ) -> None:
+        self.n_slots = n_slots
+        self.n_envs = n_envs
+        self.shape = shape
+        self.stored_dtype = stored_dtype
+        self._make_arena = make_arena
+        self._make_zeros = make_zeros
+        self.ends = [make_zeros((n_slots, n_envs), np.dtype(np.uint32)) for _ in range(n_columns)]
+        """The number of the frame after an observation's last frame; 0 where there is no observation."""
+        self.slots_used = 0
+        """Slots from this one on have never been written, so nothing has to search them."""
+        self._earlier: list[EarlierCodec] = []
+        """Replaced codecs that still hold observations, the newest first."""
+        self._compact_at = _WORTH_COMPACTING
+        """The size of the arena at which to check whether most of it is dead."""
+
+    @property
+    def codec(self) -> Codec:
+        return self.frames.codec
+
+    @property
+    def frame_stores(self) -> list[FrameStore]:
+        """All frame stores, the one in use first."""
+        return [self.frames, *[earlier.frames for earlier in self._earlier]] if self._earlier else [self.frames]
+
+    @property
+    def payload_bytes(self) -> int:
+        """The size of compressed observations."""
+        return sum(frames.arena.live_bytes for frames in self.frame_stores)
+
+    @property
+    def reference_bytes(self) -> int:
+        return sum(frames.reference_bytes for frames in self.frame_stores)
+
+    def use(self, layout: StackLayout, recipe: CodecRecipe) -> None:
+        """Start with an empty frame store."""
+        self.frames, self.layout, self.recipe = self._make_frames(layout, recipe), layout, recipe
+
+    def change_codec(self, recipe: CodecRecipe) -> None:
+        """Store new observations with another codec. Stored observations keep theirs until they are overwritten."""
+        frames = self._make_frames(self.layout, recipe, begin_after=self.frames.heads)
+        replaced = EarlierCodec(self.recipe, self.frames)
+        self._earlier, self.frames, self.recipe = [replaced, *self._earlier], frames, recipe
+        replaced.frames.newest.forget()
+
+    def release_earlier(self) -> None:
+        """Release the records of earlier codecs that no observation needs any more."""
+        if self._earlier:
+            oldest = self._oldest()
+            for _, frames in self._earlier:
+                frames.release(oldest)
+            self._earlier = [earlier for earlier in self._earlier if (oldest < earlier.frames.heads).any()]
+
+    def renumber(self) -> None:
+        """Lower all frame numbers, before they become too large for an entry of the index."""
+        frames = self.frames
+        group = frames.codec.frames_per_record
+        # Multiples of this leave every frame at its place in the ring and in the index.
+        period = math.lcm(frames.starts.shape[1] * group, frames.ring.shape[1])
+        shifts = frames.first_records * group // period * period
+        if self._earlier or not shifts.all():
+            self.rebuild(self.layout, self.recipe)
+            return
+        lower = [self._make_zeros(ends.shape, ends.dtype) for ends in self.ends]
+        for ends, column in zip(self.ends, lower, strict=True):
+            np.subtract(ends, shifts.astype(np.uint32), out=column, where=ends > 0)
+        self.ends, frames.base, frames.heads, frames.encoded, frames.first_records = (
+            lower,
+            np.zeros_like(frames.base),
+            frames.heads - shifts,
+            frames.encoded - shifts,
+            frames.first_records - shifts // group,
+        )
+
+    def rebuild(self, layout: StackLayout, recipe: CodecRecipe) -> None:
+        """Store all observations again, in the order in which they came."""
+        before = self.layout, self.recipe, self.frames, self.ends, self._earlier
+        old_layout, old_ends = self.layout, self.ends
+        stores, slots = self.frame_stores, self._by_age(*self.ends)
+        try:
+            self.use(layout, recipe)
+            # Not zeros_like(), which would write to all of it, and so take its memory.
+            self.ends = [self._make_zeros(ends.shape, ends.dtype) for ends in old_ends]
+            self._earlier = []
+            for slot in slots.tolist():
+                for column, ends in enumerate(old_ends):
+                    lanes = np.flatnonzero(ends[slot])
+                    if len(lanes):
+                        found = np.empty((len(lanes), *self.shape), dtype=self.stored_dtype)
+                        firsts = ends[slot, lanes].astype(np.int64) - old_layout.stack
+                        gather_observations(stores, old_layout, lanes, firsts[None], [found])
+                        self.ends[column][slot, lanes] = self.frames.append(lanes, found, self._oldest)
+        except BaseException:
+            self.layout, self.recipe, self.frames, self.ends, self._earlier = before
+            raise
+
+    def compact(self) -> None:
+        """Store all observations again if most of the arena is dead.
+
+        That happens when slots are overwritten in random order. Buffers overwrite them in turn, which frees the arena
+        from its old end on, and then there is nothing to do here.
+        """
+        if 2 * float(self._frames_in_use() @ self.frames.mean_frame_bytes()) < self.frames.arena.live_bytes:
+            self.rebuild(self.layout, self.recipe)
+        self._compact_at = max(_WORTH_COMPACTING, self.frames.arena.nbytes * 5 // 4)
+
+    def _frames_in_use(self) -> Indices:
+        """How many frames of each lane belong to observations."""
+        columns, stack = [ends[: self.slots_used] for ends in self.ends], np.uint32(self.layout.stack)
+        counts = np.zeros(self.n_envs, dtype=np.int64)
+        ends, gaps = zeros((2, len(columns) * self.slots_used), np.dtype(np.uint32))
+        for lane in range(self.n_envs):
+            np.concatenate([column[:, lane] for column in columns], out=ends)
+            ends.sort()
+            # An observation shares frames only with the one that ends before it.
+            gaps[0] = ends[0]
+            np.subtract(ends[1:], ends[:-1], out=gaps[1:])
+            counts[lane] = np.minimum(gaps, stack, out=gaps).sum(dtype=np.int64)
+        return counts
+
+    def check_index(self) -> None:
+        """Raise :class:`~sb3_extra_buffers.errors.CorruptDataError` unless every observation has frames that exist.
+
+        This is cheap enough for a large buffer to be checked in seconds: only the newest observations are decoded.
+        """
+        for frames in self.frame_stores:
+            frames.check()
+        for newer, older in pairwise(self.frame_stores):
+            if (older.heads > newer.base).any():
+                raise CorruptDataError("Two codecs have frames of the same number.")
+        bounds = [
+            (frames.first_records * frames.codec.frames_per_record + self.layout.stack, frames.heads)
+            for frames in self.frame_stores
+        ]
+        for column, ends in enumerate(self.ends):
+            for i in range(0, self.slots_used, _PIECE):
+                piece = ends[i : min(i + _PIECE, self.slots_used)]
+                exists = piece == 0
+                for lowest, highest in bounds:
+                    exists |= (piece >= lowest) & (piece <= highest)
+                if not exists.all():
+                    slot, env = np.argwhere(~exists)[0].tolist()
+                    raise CorruptDataError(
+                        f"The observation in column {column}, slot {i + slot}, environment {env} needs frames before "
+                        f"number {piece[slot, env]} that do not exist."
+                    )
+
+    def _firsts(self, wanted: list[tuple[int, Indices]], envs: Indices) -> Indices:
+        """The first frame of each observation, (columns, n); below zero where there is no observation."""
+        firsts = np.empty((len(wanted), len(envs)), dtype=np.int64)
+        for row, (column, slots) in zip(firsts, wanted, strict=True):
+            row[:] = self.ends[column].reshape(-1).take(slots * self.n_envs + envs)  # faster than [slots, envs]
+        firsts -= self.layout.stack
+        return firsts
+
+    def _read_with_gaps(self, lanes: Indices, firsts: Indices, outs: list[npt.NDArray[Any]]) -> None:
+        """Fill ``outs``, with zeros where there is no observation."""
+        for first, out in zip(firsts, outs, strict=True):
+            written = first >= 0
+            out[~written] = 0
+            if written.any():
+                found = np.empty((int(written.sum()), *self.shape), dtype=self.stored_dtype)
+                gather_observations(self.frame_stores, self.layout, lanes[written], first[written][None], [found])
+                out[written] = found
+
+    def _oldest(self) -> Indices:
+        """The oldest frame of each lane that an observation still needs."""
+        # In pieces: temporary arrays as large as the index would leave holes in the process's memory.
+        # Less one, so that "never written" becomes the largest number instead of the smallest.
+        used = max(self.slots_used, 1)
+        pieces = (ends[i : min(i + _PIECE, used)] for ends in self.ends for i in range(0, used, _PIECE))
+        oldest_ends = np.stack([(piece - np.uint32(1)).min(axis=0) for piece in pieces]).min(axis=0)
+        oldest: Indices = oldest_ends.astype(np.int64) + 1 - self.layout.stack
+        return oldest
+
+    def _by_age(self, *columns: npt.NDArray[np.uint32]) -> Indices:
+        """Slots that hold an observation in one of the columns, oldest first."""
+        newest = np.max([ends[: self.slots_used].max(axis=1) for ends in columns], axis=0)
+        slots = np.flatnonzero(newest)
+        return slots[np.argsort(newest[slots], kind="stable")]
+
+    def _make_frames(self, layout: StackLayout, recipe: CodecRecipe, begin_after: Indices | None = None) -> FrameStore:
+        return FrameStore(
+            recipe.build(layout.frame),
+            self.n_envs,
+            layout,
+            self._make_arena(),
+            observations_at_once=2,  # what a step of a replay buffer brings
+            begin_after=begin_after,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_make_arena": Arena, "_make_zeros": np.zeros}  # a copy is in memory
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # A pickle of an earlier version has other names for some attributes, and lacks others.
+        renamed = {"_recipe": "recipe", "_slots_used": "slots_used"}
+        state = {renamed.get(name, name): value for name, value in state.items()}
+        lacking: dict[str, Any] = {"digests": None, "_earlier": [], "_has_elements": True}
+        lacking |= {"_recheck_at": None, "_saved_steps": []}
+        step_shape = (state["n_envs"], *state["shape"])
+        self.__dict__.update({**lacking, "_step_shape": step_shape, "lock": state.get("lock") or BufferLock(), **state})
