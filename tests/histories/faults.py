@@ -34,7 +34,7 @@ class Fault(NamedTuple):
 ARENA, EXTENTS, FRAMES = "storage/arena.py", "storage/extent_arena.py", "storage/frame_store.py"
 INDEX, STORE = "storage/observation_index.py", "storage/observation_store.py"
 DELTA, ZSTD_DICT, COUNTS = "codecs/delta.py", "codecs/zstd_dict.py", "codecs/references.py"
-MATCHING, GATHERING = "storage/kernels.py", "storage/gather_kernels.py"
+MATCHING, GATHERING = "storage/matching_kernels.py", "storage/gather_kernels.py"
 KERNELS = "gpu_buffers/kernels/"
 
 STORAGE_FAULTS = [

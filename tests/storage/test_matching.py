@@ -54,7 +54,7 @@ def test_compiled_and_plain_code_agree(stream: tuple[MemoryForm, int, np.ndarray
         }
         for _ in range(2)
     ]
-    compiled = load_kernels("sb3_extra_buffers.storage.kernels").append_new_frames
+    compiled = load_kernels("sb3_extra_buffers.storage.matching_kernels").append_new_frames
     for step, memory in enumerate(steps):
         lanes = np.roll(np.arange(n_lanes), step)
         waiting = [
@@ -79,7 +79,7 @@ def test_the_ring_holds_the_frames_of_every_observation(
     with pytest.MonkeyPatch.context() as patch:
         if not compiled:
             patch.setattr("sb3_extra_buffers.storage.matching.load_kernels", lambda module: None)
-        ends = [newest.append(np.arange(n_lanes), memory, form, ring, heads, encoded)[0] for memory in steps]
+        ends = [newest.append(np.arange(n_lanes), (memory,), form, ring, heads, encoded)[0][0] for memory in steps]
     for memory, end in zip(steps, ends, strict=True):
         frames = memory.reshape(n_lanes, form.pixels, stack, form.chunk // form.item, form.item)
         frames = frames.transpose(0, 2, 3, 1, 4).reshape(n_lanes, stack, -1)
@@ -94,6 +94,6 @@ def test_only_new_frames_take_room() -> None:
     taken = []
     for frames in ([0, 0, 0, 1], [0, 0, 1, 2], [0, 0, 1, 2], [1, 2, 3, 4], [9, 9, 9, 9], [9, 9, 9, 9], [9, 9, 9, 8]):
         before = int(heads[0])
-        newest.append(np.array([0]), np.repeat(np.uint8(frames), 2)[None], form, ring, heads, encoded)
+        newest.append(np.array([0]), (np.repeat(np.uint8(frames), 2)[None],), form, ring, heads, encoded)
         taken.append(int(heads[0]) - before)
     assert taken == [4, 1, 0, 2, 4, 0, 1]

@@ -75,9 +75,7 @@ class DeviceFrameStore(FrameStore):
     def append(self, lanes: Indices, observations: npt.NDArray[Any], oldest: Callable[[], Indices]) -> Indices:
         self.make_room(1, oldest)
         memory, form = self.layout.in_memory(observations)
-        most_waiting = self._expect_frames(1)
-        ends, waiting = self.newest.append(lanes, memory, form, self.ring, self.heads, self.encoded)
-        self._most_waiting = max(most_waiting, waiting)
+        (ends,) = self._append(lanes, (memory,), form)
         self._changed = True
         return ends
 

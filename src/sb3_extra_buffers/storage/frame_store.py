@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sb3_extra_buffers.codecs.base import Codec, Indices
+from sb3_extra_buffers.codecs.base import Bytes, Codec, Indices
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.arena import Arena
@@ -22,7 +22,7 @@ from sb3_extra_buffers.storage.extent_arena import ExtentArena
 from sb3_extra_buffers.storage.gathering import gather_frames
 from sb3_extra_buffers.storage.matching import NewestObservations
 from sb3_extra_buffers.storage.memory import zeros
-from sb3_extra_buffers.storage.stacking import StackLayout
+from sb3_extra_buffers.storage.stacking import MemoryForm, StackLayout
 
 _PIECE = 1024
 _MOST_WAITING = 1 << 16
@@ -79,9 +79,7 @@ class FrameStore:
         """
         self.make_room(1, oldest)
         memory, form = self.layout.in_memory(observations)
-        most_waiting = self._expect_frames(1)
-        ends, waiting = self.newest.append(lanes, memory, form, self.ring, self.heads, self.encoded)
-        self._most_waiting = max(most_waiting, waiting)
+        (ends,) = self._append(lanes, (memory,), form)
         return ends
 
     def append_pairs(
@@ -95,19 +93,15 @@ class FrameStore:
         following, other_form = self.layout.in_memory(pair[1])
         if form != other_form:
             return [self.append(lanes, observations, oldest) for observations in pair]
-        most_waiting = self._expect_frames(2)
-        ends, waiting = self.newest.append_pairs(lanes, (memory, following), form, self.ring, self.heads, self.encoded)
-        self._most_waiting = max(most_waiting, waiting)
-        return ends  # type: ignore[return-value]  # a row for each
+        return self._append(lanes, (memory, following), form)
 
-    def _expect_frames(self, n_observations: int) -> int:
-        """How many frames wait in a lane, at most, before so many observations are appended.
-
-        Should Ctrl-C come right after they were, it counts as if all their frames were new: the ring must not overflow.
-        """
+    def _append(self, lanes: Indices, memories: tuple[Bytes, ...], form: MemoryForm) -> Sequence[Indices]:
         most_waiting = self._most_waiting
-        self._most_waiting = most_waiting + n_observations * self.layout.stack
-        return most_waiting
+        # If Ctrl-C comes right after the frames were stored, all of them count as new: the ring must not overflow.
+        self._most_waiting = most_waiting + len(memories) * self.layout.stack
+        ends, waiting = self.newest.append(lanes, memories, form, self.ring, self.heads, self.encoded)
+        self._most_waiting = max(most_waiting, waiting)
+        return ends  # type: ignore[return-value]  # a row for each observation
 
     def make_room(self, n_observations: int, oldest: Callable[[], Indices]) -> None:
         """For so many observations per lane. All that can fail happens here, before anything is stored."""

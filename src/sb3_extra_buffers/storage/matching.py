@@ -1,4 +1,4 @@
-"""Which frames of an observation are there already?
+"""Which frames of an observation are new?
 
 An observation that arrives is compared with the newest one of its lane. If it is the same (SB3 hands over ``next_obs``
 and then the same values as the next ``obs``), nothing is stored. If it continues it, as a stack that moves on by one
@@ -21,7 +21,7 @@ from sb3_extra_buffers.compiled import load_kernels
 from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.stacking import MemoryForm
 
-_KERNELS = "sb3_extra_buffers.storage.kernels"
+_KERNELS = "sb3_extra_buffers.storage.matching_kernels"
 
 
 class NewestObservations:
@@ -39,44 +39,43 @@ class NewestObservations:
         return self.memory.nbytes
 
     def append(
-        self, lanes: Indices, memory: Bytes, form: MemoryForm, ring: Bytes, heads: Indices, encoded: Indices
+        self,
+        lanes: Indices,
+        memories: tuple[Bytes, ...],
+        form: MemoryForm,
+        ring: Bytes,
+        heads: Indices,
+        encoded: Indices,
     ) -> tuple[Indices, int]:
-        """Append to the ``ring`` of each lane the frames that are new in its observation.
+        """Append to the ``ring`` of each lane the frames that are new in its observations.
 
-        Returns the frame number after each observation's last frame, and the most frames that wait in any lane.
+        :param memories: One observation of each lane, or two: an observation and its successor.
+
+        Returns the frame number after each observation's last frame, ``(len(memories), len(lanes))``, and the most
+        frames that wait in any lane.
         """
-        self._expect(memory, form)
-        ends = np.empty(len(lanes), dtype=np.int64)
+        self._expect(memories[0], form)
+        ends = np.empty((len(memories), len(lanes)), dtype=np.int64)
         kernels = load_kernels(_KERNELS)
-        append = append_new_frames if kernels is None else kernels.append_new_frames
-        waiting: int = append(
-            lanes, memory, *form, self.stack, self._masks, self.memory, self.known, ring, heads, encoded, ends
-        )
-        return ends, waiting
-
-    def append_pairs(
-        self, lanes: Indices, pair: tuple[Bytes, Bytes], form: MemoryForm, ring: Bytes, heads: Indices, encoded: Indices
-    ) -> tuple[Indices, int]:
-        """The same for observations and their successors, ``(2, lanes)`` of them."""
-        kernels = load_kernels(_KERNELS)
-        if kernels is None:
-            first, following = (self.append(lanes, memory, form, ring, heads, encoded) for memory in pair)
-            return np.stack([first[0], following[0]]), following[1]
-        self._expect(pair[0], form)
-        ends = np.empty((2, len(lanes)), dtype=np.int64)
-        waiting: int = kernels.append_pairs(
-            lanes, *pair, *form, self.stack, self._masks, self.memory, self.known, ring, heads, encoded, ends
-        )
+        if kernels is not None:
+            waiting: int = kernels.append_observations(
+                lanes, memories, *form, self.stack, self._masks, self.memory, self.known, ring, heads, encoded, ends
+            )
+            return ends, waiting
+        for memory, row in zip(memories, ends, strict=True):
+            waiting = append_new_frames(
+                lanes, memory, *form, self.stack, self._masks, self.memory, self.known, ring, heads, encoded, row
+            )
         return ends, waiting
 
     def _expect(self, memory: Bytes, form: MemoryForm) -> None:
-        """Be ready for observations in this form."""
+        """Prepare for observations in this form."""
         if form != self._form:
-            # Another order in memory: what is remembered is of no use. It happens at most once in practice.
+            # The remembered observations cannot be compared with another form. In practice this happens once.
             masks, memory_size = _masks(form, self.stack), memory.shape[1]
             newest = np.empty((len(self.known), memory_size), dtype=np.uint8)
             self.known[:] = False
-            # All at once: the kernel takes it for granted that they fit each other.
+            # All at once: the kernel relies on them fitting each other.
             self._masks, self.memory, self._form = masks, newest, form
 
     def forget(self) -> None:
@@ -135,7 +134,7 @@ def append_new_frames(
     encoded: Indices,
     ends: Indices,
 ) -> int:
-    """The reference for the compiled kernel, and the way without numba, which has no use for ``masks``."""
+    """The reference for the compiled kernel, and what runs without numba. It does not need ``masks``."""
     shape = (pixels, stack, chunk // item, item)
     for row, lane in enumerate(lanes.tolist()):
         observation, before = memory[row].reshape(shape), newest[lane].reshape(shape)

@@ -1,4 +1,4 @@
-"""Compiled inner loops of the store. Import through :func:`sb3_extra_buffers.compiled.load_kernels` only."""
+"""Compiled form of :mod:`.matching`. Import through :func:`sb3_extra_buffers.compiled.load_kernels` only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from numba import njit
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices
 
-# Eight bytes at a time, and many of them between two looks at the result: what the compiler vectorises best.
+# Eight bytes at a time, and a check for differences only once per block: the compiler vectorises that best.
 _BLOCK_WORDS = 512
 
 
@@ -33,7 +33,7 @@ def _equal(left: Bytes, right: Bytes, size: int) -> bool:
 
 @njit(nogil=True, cache=True)
 def _equal_where(left: Bytes, right: Bytes, size: int, mask: npt.NDArray[np.uint64]) -> bool:
-    """The same, for the bytes that the repeated ``mask`` selects."""
+    """Compare only the bytes that the repeated ``mask`` selects."""
     n_words, block = size // 8, mask.shape[0]
     left_words, right_words = left[: 8 * n_words].view(np.uint64), right[: 8 * n_words].view(np.uint64)
     start = 0
@@ -127,10 +127,9 @@ def append_new_frames(
 
 
 @njit(nogil=True, cache=True)
-def append_pairs(
+def append_observations(
     lanes: Indices,
-    memory: Bytes,
-    following: Bytes,
+    memories: tuple[Bytes, ...],
     pixels: int,
     chunk: int,
     item: int,
@@ -143,21 +142,20 @@ def append_pairs(
     encoded: Indices,
     ends: Indices,
 ) -> int:
-    """Observations and then their successors, in one call, which costs less than two."""
-    append_new_frames(
-        lanes, memory, pixels, chunk, item, stack, masks, newest, known, ring, heads, encoded, ends[0]
-    )  # fmt: skip
-    return append_new_frames(
-        lanes, following, pixels, chunk, item, stack, masks, newest, known, ring, heads, encoded, ends[1]
-    )  # fmt: skip
+    """One observation per lane, or an observation and its successor, in one call, which costs less than two."""
+    waiting = 0
+    for i in range(len(memories)):
+        waiting = append_new_frames(
+            lanes, memories[i], pixels, chunk, item, stack, masks, newest, known, ring, heads, encoded, ends[i]
+        )
+    return waiting
 
 
 def compile_all() -> None:
-    numbers = np.zeros(1, dtype=np.int64)
-    memory = np.zeros((1, 4), dtype=np.uint8)
-    rest = (
-        4, 1, 1, 1, np.zeros((1, 1), dtype=np.uint64), memory.copy(), np.zeros(1, dtype=np.bool_),
-        np.zeros((1, 1, 4), dtype=np.uint8), numbers.copy(), numbers,
-    )  # fmt: skip
-    append_new_frames(numbers, memory, *rest, numbers.copy())
-    append_pairs(numbers, memory, memory, *rest, np.zeros((2, 1), dtype=np.int64))
+    numbers, memory = np.zeros(1, dtype=np.int64), np.zeros((1, 4), dtype=np.uint8)
+    for memories in ((memory,), (memory, memory)):
+        append_observations(
+            numbers, memories, 4, 1, 1, 1, np.zeros((1, 1), dtype=np.uint64), memory.copy(),
+            np.zeros(1, dtype=np.bool_), np.zeros((1, 2, 4), dtype=np.uint8), numbers.copy(), numbers,
+            np.zeros((len(memories), 1), dtype=np.int64),
+        )  # fmt: skip
