@@ -212,7 +212,7 @@ def test_missing_packages_name_the_extra(name: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("name", ["rle-jit", "igzip", "zstd", "lz4-frame", "lz4-block"])
 def test_codecs_themselves_name_the_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they do when a pickled one arrives where the package is missing."""
+    """As they do when they are not created by the registry."""
     entry = METHODS[name]
     for module in [module for module in sys.modules if module.partition(".")[0] == entry.package]:
         monkeypatch.setitem(sys.modules, module, None)

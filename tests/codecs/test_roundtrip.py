@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sb3_extra_buffers.codecs.base import NO_REFERENCE, Codec, FrameSpec
+from sb3_extra_buffers.codecs.base import NO_REFERENCE, FrameSpec
 from sb3_extra_buffers.codecs.registry import codec_class, create_codec, option_names, parse_method
 from sb3_extra_buffers.errors import CorruptDataError
+from sb3_extra_buffers.storage.pickling import unpickled
 from tests.codecs.helpers import CONTENTS, DTYPES, Stored, frame_specs, make_records, store, usable_methods
 
 every_method = pytest.mark.parametrize("method", usable_methods())
@@ -118,13 +119,15 @@ def test_records_outside_the_arena_are_corrupt(method: str) -> None:
 
 
 @every_method
-@pytest.mark.parametrize("duplicate", [lambda codec: pickle.loads(pickle.dumps(codec)), copy.deepcopy])
+@pytest.mark.parametrize("duplicate", [lambda state: pickle.loads(pickle.dumps(state)), copy.deepcopy])
 def test_copies_decode_what_the_original_wrote(method: str, duplicate) -> None:
     frame = FrameSpec(300, np.dtype(np.float32))
     codec = create_codec(method, frame)
     batches = [make_records(content, 2, codec.record_bytes, frame.dtype, seed=3) for content in CONTENTS]
     stored = store(codec, batches, np.arange(2))
-    twin: Codec = duplicate(codec)
+    twin = create_codec(method, frame)
+    twin.restore(unpickled(duplicate(codec.state())))
+    assert twin.count_uses(stored.references)
     assert twin.label == codec.label
     np.testing.assert_array_equal(stored.decode(twin), np.concatenate(batches))
     more = make_records("stripes", 2, codec.record_bytes, frame.dtype, seed=4)

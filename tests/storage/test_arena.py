@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.memory import AnonymousMemory
+from sb3_extra_buffers.storage.pickling import unpickled
 
 
 class Block:
@@ -58,9 +59,11 @@ class ArenaAgainstListOfBlocks(RuleBasedStateMachine):
         self.blocks.clear()
         self.arena.clear()
 
-    @rule(duplicate=st.sampled_from([copy.deepcopy, lambda arena: pickle.loads(pickle.dumps(arena))]))
+    @rule(duplicate=st.sampled_from([copy.deepcopy, lambda state: pickle.loads(pickle.dumps(state))]))
     def duplicate(self, duplicate: object) -> None:
-        self.arena = duplicate(self.arena)
+        state = unpickled(duplicate(self.arena.state()))
+        self.arena = type(self.arena)()
+        self.arena.restore(state)
 
     @invariant()
     def every_live_block_is_intact(self) -> None:

@@ -9,21 +9,24 @@ that of compressing a small frame. They see frames as plain bytes, so that every
 
 Two rules let the store stay free of per-record headers:
 
-* A record whose encoded form would not be smaller is stored as it is, and a record of exactly ``record_bytes`` bytes
-  is therefore a raw one. :class:`RecordCodec` takes care of that for codecs that handle one record at a time.
-* What a record needs beside its own bytes (a key frame, a dictionary) is a *reference*, known by a number that the
-  store keeps next to the record and hands back to :meth:`Codec.release` when the record is gone.
+* A record that does not become smaller is stored raw. So a record of exactly ``record_bytes`` bytes is a raw one.
+  :class:`RecordCodec` does this for codecs that handle one record at a time.
+* A record may need more than its own bytes: a key frame or a dictionary, which is called its *reference*. References
+  are counted. The store keeps the number of a record's reference, and passes it to :meth:`Codec.release` when the
+  record is gone.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from sb3_extra_buffers.codecs.method import Method
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
 
@@ -46,7 +49,7 @@ class FrameSpec:
     channels: int = 1
     """Values that make up one pixel."""
     channels_last: bool = False
-    """Whether the values of a pixel lie together; otherwise all first values come first."""
+    """Whether the values of a pixel lie side by side."""
 
     @property
     def nbytes(self) -> int:
@@ -64,8 +67,7 @@ class Encoded(NamedTuple):
 class Codec(ABC):
     """One compression method, configured for frames of one kind.
 
-    Subclasses take ``(frame, *, option=default, ...)``; the registry builds them and turns a misspelt option into a
-    clear error. Instances hold only arrays and plain values, or drop the rest when pickled.
+    Subclasses take ``(frame, *, option=default, ...)``. The registry creates them, and checks the options.
     """
 
     name: ClassVar[str]
@@ -129,34 +131,47 @@ class Codec(ABC):
         """
 
     def release(self, references: Indices) -> None:  # noqa: B027  # most codecs have no references
-        """Forget one use of each reference; called when records leave the store."""
+        """Decrease the reference counts; called when records leave the store."""
 
     def count_uses(self, references: Indices) -> bool:
-        """Count uses anew, ``references`` being those of all records; false if one of them is not there.
+        """Recount references, given those of all records; false if one of them does not exist.
 
-        For records from a file, and for when an exception struck between encoding records and storing them.
+        For records from a file, and after an exception between encoding records and storing them.
         """
         return not references.any()
 
     def check(self, references: Indices) -> None:
-        """Raise :class:`~sb3_extra_buffers.errors.CorruptDataError` unless all records, whose references are given, can
-        be decoded and no reference is kept, or counted, without need."""
+        """Raise :class:`~sb3_extra_buffers.errors.CorruptDataError` unless the reference counts are right.
+
+        :param references: Those of all records.
+        """
         if references.any():
             raise CorruptDataError(f"A record of the method {self.label!r}, which has no references, names one.")
 
     def state(self) -> State:
-        """What was learnt from frames, for :mod:`sb3_extra_buffers.persistence`."""
+        """What the codec has learnt from frames."""
         return {}
 
     def restore(self, state: SavedState) -> None:  # noqa: B027  # most codecs learn nothing
-        """Take over what :meth:`state` gave, in a codec that was made with the same arguments.
+        """Read what :meth:`state` returned, in a codec that was made with the same arguments.
 
-        Uses of references are not part of it: :meth:`count_uses` follows.
+        Reference counts are not part of it: :meth:`count_uses` follows.
         """
 
 
 class RecordCodec(Codec):
-    """A codec that encodes and decodes one record at a time."""
+    """A codec that encodes and decodes one record at a time, in most cases by a compression library."""
+
+    errors: tuple[type[Exception], ...] = ()
+    """The exceptions that :meth:`_decode_record` raises for corrupt bytes, beside ``ValueError``."""
+
+    def __init__(self, frame: FrameSpec, compresslevel: int | None = None) -> None:
+        super().__init__(frame)
+        self.compresslevel = compresslevel
+
+    @property
+    def label(self) -> str:
+        return str(Method(self.name, self.compresslevel))
 
     def encode(self, records: Bytes, lanes: Indices) -> Encoded:
         encoded = [self._encode_record(record) for record in records]
@@ -164,20 +179,32 @@ class RecordCodec(Codec):
             data if len(data) < self.record_bytes else record for data, record in zip(encoded, records, strict=True)
         ]
         lengths = np.fromiter(map(len, kept), dtype=np.int64, count=len(kept))
-        data = np.frombuffer(b"".join(map(memoryview, kept)), dtype=np.uint8)  # type: ignore[arg-type]
+        data = np.frombuffer(b"".join(map(memoryview, kept)), dtype=np.uint8)
         return Encoded(data, lengths, np.full(len(kept), NO_REFERENCE))
 
     def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
-        for row, start, length in zip(out, starts.tolist(), lengths.tolist(), strict=True):
-            payload = data[start : start + length]
-            if len(payload) != length:
-                raise CorruptDataError(f"The record at byte {start} lies outside the store.")
-            row[:] = payload if length == self.record_bytes else self._decode_record(payload)
+        self._decode_with(self._decode_record, data, starts, lengths, out)
+
+    def _decode_with(
+        self, decode_record: Callable[[memoryview], Any], data: Bytes, starts: Indices, lengths: Indices, out: Bytes
+    ) -> None:
+        # Memoryviews instead of arrays save more than a microsecond per record, a fifth of the time for zstd.
+        source = data.data
+        errors: tuple[type[Exception], ...] = (ValueError, *self.errors)
+        try:
+            for row, start, length in zip(out, starts.tolist(), lengths.tolist(), strict=True):
+                payload = source[start : start + length]
+                if len(payload) != length:
+                    raise ValueError("it lies outside the store")
+                # A result of the wrong length does not fit into its row, which is a ValueError.
+                row.data[:] = payload if length == self.record_bytes else decode_record(payload)
+        except errors as error:
+            raise CorruptDataError(f"The {self.name} record at byte {start} does not decode: {error}.") from error
 
     @abstractmethod
-    def _encode_record(self, record: Bytes) -> bytes | Bytes:
+    def _encode_record(self, record: Bytes) -> bytes:
         """One record as bytes, of any length."""
 
     @abstractmethod
-    def _decode_record(self, payload: Bytes) -> Bytes:
+    def _decode_record(self, payload: memoryview) -> bytes | memoryview:
         """The ``record_bytes`` bytes that ``payload`` was made from."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from sb3_extra_buffers.codecs.availability import require
-from sb3_extra_buffers.codecs.base import Bytes, FrameSpec
-from sb3_extra_buffers.codecs.library import LibraryCodec
+from sb3_extra_buffers.codecs.base import Bytes, FrameSpec, RecordCodec
 
 
-class IgzipCodec(LibraryCodec):
+class IgzipCodec(RecordCodec):
     """Deflate with 0 (fastest) to 3 (smallest), without header and checksum."""
 
     name = "igzip"
@@ -15,20 +14,15 @@ class IgzipCodec(LibraryCodec):
 
     def __init__(self, frame: FrameSpec, *, compresslevel: int = 2) -> None:
         super().__init__(frame, compresslevel)
-
-    def _connect(self) -> None:
         self._library = require("isal.igzip_lib", "The compression method 'igzip'", "isal")
-
-    @property
-    def _errors(self) -> tuple[type[Exception], ...]:
-        return (self._library.IsalError, EOFError)
+        self.errors = (self._library.IsalError, EOFError)
 
     def _encode_record(self, record: Bytes) -> bytes:
         library = self._library
         compressed: bytes = library.compress(record, self.compresslevel, library.COMP_DEFLATE)
         return compressed
 
-    def _decompress(self, payload: memoryview) -> bytes:
+    def _decode_record(self, payload: memoryview) -> bytes:
         library = self._library
         decompressed: bytes = library.decompress(
             payload, library.DECOMP_DEFLATE, library.MAX_HIST_BITS, self.record_bytes

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 from sb3_extra_buffers.codecs.availability import require
-from sb3_extra_buffers.codecs.base import Bytes, FrameSpec
-from sb3_extra_buffers.codecs.library import LibraryCodec
+from sb3_extra_buffers.codecs.base import Bytes, FrameSpec, RecordCodec
 from sb3_extra_buffers.errors import ConfigurationError
 
 _BLOCK_SIZES = (0, 4, 5, 6, 7)  # default, 64 kB, 256 kB, 1 MB, 4 MB: the library's own constants
 
 
-class Lz4FrameCodec(LibraryCodec):
+class Lz4FrameCodec(RecordCodec):
     """LZ4 frames: level 0 to 2 fast, 3 to 16 high compression, negative ones trade size for speed.
 
-    The lowest level is where LZ4 stops to accelerate. ``block_size`` is one of ``lz4.frame``'s constants.
+    Beyond the lowest level, LZ4 gets no faster. ``block_size`` is one of ``lz4.frame``'s constants.
     """
 
     name = "lz4-frame"
     levels = range(-65536, 17)
+    errors = (RuntimeError,)
 
     def __init__(self, frame: FrameSpec, *, compresslevel: int = 0, block_size: int = 0) -> None:
         if block_size not in _BLOCK_SIZES:
             raise ConfigurationError(f"block_size must be one of {_BLOCK_SIZES}, not {block_size!r}.")
-        self.block_size = block_size
         super().__init__(frame, compresslevel)
-
-    def _connect(self) -> None:
         self._library = require("lz4.frame", "The compression method 'lz4-frame'", "lz4")
-
-    @property
-    def _errors(self) -> tuple[type[Exception], ...]:
-        return (RuntimeError,)
+        self.block_size = block_size
 
     def _encode_record(self, record: Bytes) -> bytes:
         compressed: bytes = self._library.compress(
@@ -38,6 +32,6 @@ class Lz4FrameCodec(LibraryCodec):
         )
         return compressed
 
-    def _decompress(self, payload: memoryview) -> bytes:
+    def _decode_record(self, payload: memoryview) -> bytes:
         decompressed: bytes = self._library.decompress(payload)
         return decompressed

@@ -61,15 +61,15 @@ class RleCodec(RecordCodec):
             values = np.repeat(values, pieces)
         return runs.astype(self.runs_type).tobytes() + values.tobytes()
 
-    def _decode_record(self, payload: Bytes) -> Bytes:
+    def _decode_record(self, payload: memoryview) -> memoryview:
         run_size = self.runs_type.itemsize
         count, rest = divmod(len(payload), run_size + self.element_type.itemsize)
         if rest:
-            raise CorruptDataError(f"A run-length record cannot have {len(payload)} bytes.")
-        # Both parts may start anywhere in the arena, so they are copied to where NumPy may view them as integers.
+            raise CorruptDataError(f"it cannot have {len(payload)} bytes")
+        # A record may start at any byte of the arena. Copied, its integers are aligned.
         runs = np.frombuffer(payload[: count * run_size].tobytes(), dtype=self.runs_type)
         values = np.frombuffer(payload[count * run_size :].tobytes(), dtype=self.element_type)
         # Checked one by one as well, because the sum of wide run lengths may wrap around.
         if count == 0 or runs.max() > self.element_count or int(runs.sum(dtype=np.uint64)) != self.element_count:
-            raise CorruptDataError(f"The runs of a record do not add up to its {self.element_count} elements.")
-        return np.repeat(values, runs.astype(np.intp)).view(np.uint8)
+            raise CorruptDataError(f"its runs do not add up to {self.element_count} elements")
+        return np.repeat(values, runs.astype(np.intp)).view(np.uint8).data

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, ClassVar
+from typing import Any
 
 from sb3_extra_buffers.codecs import libzstd
 from sb3_extra_buffers.codecs.availability import require
-from sb3_extra_buffers.codecs.base import Bytes, FrameSpec, Indices
-from sb3_extra_buffers.codecs.library import LibraryCodec
+from sb3_extra_buffers.codecs.base import Bytes, FrameSpec, Indices, RecordCodec
 from sb3_extra_buffers.compiled import load_kernels
 from sb3_extra_buffers.errors import CorruptDataError
 
 _KERNELS = "sb3_extra_buffers.codecs.zstd_kernels"
 
 
-class ZstdCodec(LibraryCodec):
+class ZstdCodec(RecordCodec):
     """Zstandard with 1 to 22, or -1 to -100 for less compression and more speed.
 
-    Batches are decompressed by libzstd without coming back to Python, where its functions can be called, and otherwise
-    by a call for each record.
+    Where the functions of libzstd can be called directly, one compiled call decompresses a whole batch. Otherwise there
+    is a Python call for each record.
     """
 
     name = "zstd"
     record_format = "zstd"
     levels = (*range(-100, 0), *range(1, 23))
-    not_pickled: ClassVar[tuple[str, ...]] = ("_library", "_contexts")
+    compresslevel: int
 
     def __init__(self, frame: FrameSpec, *, compresslevel: int = -3) -> None:
         super().__init__(frame, compresslevel)
+        self._library = require("zstandard", "The compression method 'zstd'", "zstd")
+        # A corrupt header may announce a size that cannot be allocated.
+        self.errors = (self._library.ZstdError, MemoryError, OverflowError)
+        # The library's objects must not be used by two threads at once.
+        self._contexts = threading.local()
 
     def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
         decompress, kernels = libzstd.decompress_function(), load_kernels(_KERNELS)
@@ -40,29 +44,19 @@ class ZstdCodec(LibraryCodec):
                 data, starts, lengths, references, out, decompress, int(contexts[0]), self.dictionary_addresses
             )
         if done < len(starts):
-            raise CorruptDataError(f"The record at byte {starts[done]} does not decode.")
+            raise CorruptDataError(f"The {self.name} record at byte {starts[done]} does not decode.")
 
     def _decode_one_by_one(
         self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes
     ) -> None:
         super().decode(data, starts, lengths, references, out)
 
-    def _connect(self) -> None:
-        self._library = require("zstandard", "The compression method 'zstd'", "zstd")
-        # The library's objects must not be used by two threads at once, and buffers may well be.
-        self._contexts = threading.local()
-
-    @property
-    def _errors(self) -> tuple[type[Exception], ...]:
-        # A corrupt header may announce a size that cannot be allocated.
-        return (self._library.ZstdError, MemoryError, OverflowError)
-
     @property
     def _compressor(self) -> Any:
         try:
             return self._contexts.compressor
         except AttributeError:
-            # The size of a record is known and a checksum not wanted, so neither takes space in the record.
+            # Records contain neither their size, which is known, nor a checksum.
             self._contexts.compressor = self._library.ZstdCompressor(
                 self.compresslevel, write_content_size=False, write_checksum=False
             )
@@ -80,6 +74,6 @@ class ZstdCodec(LibraryCodec):
         compressed: bytes = self._compressor.compress(record)
         return compressed
 
-    def _decompress(self, payload: memoryview) -> bytes:
+    def _decode_record(self, payload: memoryview) -> bytes:
         decompressed: bytes = self._decompressor.decompress(payload, self.record_bytes)
         return decompressed

@@ -42,8 +42,6 @@ class ZstdDictCodec(ZstdCodec):
     """Zstandard with dictionaries from the data and the levels of ``zstd``; ``frames_per_record`` frames together."""
 
     name = "zstd-dict"
-    _addresses: Indices | None
-    _for_libzstd: dict[int, libzstd.Dictionary]
 
     def __init__(self, frame: FrameSpec, *, compresslevel: int = 3, frames_per_record: int = 1) -> None:
         if not 1 <= frames_per_record <= 256:
@@ -66,6 +64,11 @@ class ZstdDictCodec(ZstdCodec):
         self._records = 0
         self._bytes = 0
         self._excess = 0.0
+        # Dictionaries in the forms that the Python package and libzstd want, and libzstd's addresses of them.
+        self._prepared: dict[int, Any] = {}
+        self._prepared_lock = threading.Lock()
+        self._for_libzstd: dict[int, libzstd.Dictionary] = {}
+        self._addresses: Indices | None = None
 
     @property
     def label(self) -> str:
@@ -211,15 +214,6 @@ class ZstdDictCodec(ZstdCodec):
             self._prepared.pop(reference, None)
             self._for_libzstd.pop(reference, None)
         self._addresses = None
-
-    def _connect(self) -> None:
-        super()._connect()
-        self._prepared: dict[int, Any] = {}
-        self._prepared_lock = threading.Lock()
-        self._for_libzstd = {}
-        self._addresses = None
-
-    not_pickled = (*ZstdCodec.not_pickled, "_prepared", "_prepared_lock", "_for_libzstd", "_addresses")
 
     @property
     def dictionary_addresses(self) -> Indices:

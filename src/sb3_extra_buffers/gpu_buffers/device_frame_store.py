@@ -389,14 +389,6 @@ class DeviceFrameStore(FrameStore):
         if self._copy.any_waiting != (len(lanes) > 0):
             self._copy = self._copy._replace(any_waiting=len(lanes) > 0)
 
-    def __getstate__(self) -> dict[str, Any]:
-        left_out = ("_copy", "_index_memory", "_table_memory")
-        return {name: value for name, value in self.__dict__.items() if name not in left_out}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._forget_copy()
-
 
 def packed_entries(lengths: npt.NDArray[Any], references: npt.NDArray[Any]) -> Indices:
     """Lengths and references as the second number of index entries."""

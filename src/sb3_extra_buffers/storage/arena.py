@@ -11,14 +11,12 @@ alive even after it has been overwritten many times.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
-from sb3_extra_buffers.storage.memory import AnonymousMemory, Memory, PartOfBytes, Unpickled, saved_memory
+from sb3_extra_buffers.storage.memory import AnonymousMemory, Memory, PartOfBytes, saved_memory
 
 _SMALLEST_STEP = 1 << 16
 
@@ -157,12 +155,3 @@ class Arena:
         """Take over the bytes, and return how many they are."""
         self._memory, size = saved_memory(state, "bytes", _SMALLEST_STEP)
         return size
-
-    def __getstate__(self) -> dict[str, Any]:
-        end = self.head if self.wrap is None else self.wrap
-        return {**self.__dict__, "limit": end, "_memory": PartOfBytes(self.data[:end], self._live_ranges)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        stored: Unpickled = state.pop("_memory")
-        self.__dict__.update(state)
-        self._memory = stored.memory

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.arena import Arena
-from sb3_extra_buffers.storage.memory import FileMemory, Memory, PartOfBytes, Unpickled, saved_memory
+from sb3_extra_buffers.storage.memory import FileMemory, Memory, PartOfBytes, saved_memory
 
 _SMALLEST_STEP = 1 << 20
 _MOST_EXTENTS = 10_000
@@ -145,16 +145,6 @@ class ExtentArena(Arena):
             return FileMemory(path, create=False)
         except FileNotFoundError:
             raise CorruptDataError(f"{path} is missing: the buffer is not complete.") from None
-
-    def __getstate__(self) -> dict[str, Any]:
-        end = max((end for _, end in self._live), default=0)
-        live = PartOfBytes(self.data[:end], self._live)
-        return {"limit": end, "_memory": live, "_live": self._live, "_held": []}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        stored: Unpickled = state.pop("_memory")
-        self.__dict__.update(state)
-        self._memory = stored.memory
 
 
 def is_arena_name(name: str) -> bool:

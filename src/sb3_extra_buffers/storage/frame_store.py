@@ -299,17 +299,6 @@ class FrameStore:
         if not self._recount_uses():
             raise state.error("references", "lead to reference frames or dictionaries that are not there")
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if "base" not in state:  # a pickle of an earlier version
-            self.base = np.zeros_like(self.heads)
-            self._most_waiting = int((self.heads - self.encoded).max())
-            # Its ring had room for one observation at a time.
-            places, frames = self._waiting_places, self.ring[self._waiting_places()]
-            n_frames = self.ring.shape[1] + self.layout.stack
-            self.ring = np.zeros((self.n_lanes, n_frames, self.codec.frame.nbytes), dtype=np.uint8)
-            self.ring[places()] = frames
-
     def _waiting_places(self) -> tuple[Indices, Indices]:
         """Lanes and places in their rings of all frames that wait."""
         lanes, numbers = numbers_from(self.encoded, self.heads - self.encoded)

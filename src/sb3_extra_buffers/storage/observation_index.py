@@ -20,7 +20,6 @@ from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.config import CodecRecipe
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.gathering import gather_observations
-from sb3_extra_buffers.storage.locking import BufferLock
 from sb3_extra_buffers.storage.memory import zeros
 from sb3_extra_buffers.storage.stacking import StackLayout
 
@@ -223,6 +222,13 @@ class ObservationIndex:
                 gather_observations(self.frame_stores, self.layout, lanes[written], first[written][None], [found])
                 out[written] = found
 
+    def _steps_at(self, slots: Indices) -> npt.NDArray[Any]:
+        """The observations of all environments in ``slots``."""
+        where, envs = np.repeat(slots, self.n_envs), np.tile(np.arange(self.n_envs), len(slots))
+        out = np.empty((len(where), *self.shape), dtype=self.stored_dtype)
+        self._read_with_gaps(envs, self._firsts([(0, where)], envs), [out])
+        return out.reshape(len(slots), self.n_envs, *self.shape)
+
     def _oldest(self) -> Indices:
         """The oldest frame of each lane that an observation still needs."""
         # In pieces: temporary arrays as large as the index would leave holes in the process's memory.
@@ -248,15 +254,3 @@ class ObservationIndex:
             observations_at_once=2,  # what a step of a replay buffer brings
             begin_after=begin_after,
         )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_make_arena": Arena, "_make_zeros": np.zeros}  # a copy is in memory
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        # A pickle of an earlier version has other names for some attributes, and lacks others.
-        renamed = {"_recipe": "recipe", "_slots_used": "slots_used"}
-        state = {renamed.get(name, name): value for name, value in state.items()}
-        lacking: dict[str, Any] = {"digests": None, "_earlier": [], "_has_elements": True}
-        lacking |= {"_recheck_at": None, "_saved_steps": []}
-        step_shape = (state["n_envs"], *state["shape"])
-        self.__dict__.update({**lacking, "_step_shape": step_shape, "lock": state.get("lock") or BufferLock(), **state})

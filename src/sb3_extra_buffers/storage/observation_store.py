@@ -9,14 +9,13 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch as th
 
-from sb3_extra_buffers.codecs.base import FrameSpec, Indices
+from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.codecs.registry import parse_method
 from sb3_extra_buffers.errors import CorruptDataError, ObservationError
 from sb3_extra_buffers.state import SavedState, State
@@ -28,6 +27,7 @@ from sb3_extra_buffers.storage.gathering import gather_observations
 from sb3_extra_buffers.storage.locking import BufferLock
 from sb3_extra_buffers.storage.observation_index import EarlierCodec, MakeZeros, ObservationIndex
 from sb3_extra_buffers.storage.outputs import OutputPool
+from sb3_extra_buffers.storage.pickling import Pickled, arguments_of, unpickled, upgraded_attributes
 from sb3_extra_buffers.storage.stacking import RGB, StackLayout, declared_layout, detect_layout
 
 logger = logging.getLogger("sb3_extra_buffers")
@@ -297,13 +297,6 @@ class ObservationStore(ObservationIndex):
     def _most_steps(self, most: int) -> int:
         return max(_FEWEST_STEPS, min(most, 8 * _DECISION_BYTES // self._step_bytes))
 
-    def _steps_at(self, slots: Indices) -> npt.NDArray[Any]:
-        """The observations of all environments in ``slots``."""
-        where, envs = np.repeat(slots, self.n_envs), np.tile(self._all_lanes, len(slots))
-        out = np.empty((len(where), *self.shape), dtype=self.stored_dtype)
-        self._read_with_gaps(envs, self._firsts([(0, where)], envs), [out])
-        return out.reshape(len(slots), self.n_envs, *self.shape)
-
     @property
     def _step_bytes(self) -> int:
         return self.n_envs * math.prod(self.shape) * self.stored_dtype.itemsize
@@ -318,7 +311,8 @@ class ObservationStore(ObservationIndex):
         if isinstance(config.frame_stack, int):
             layout = declared_layout(self.shape, self.stored_dtype, config.frame_stack)
         if config.recipe is not None:
-            config.recipe.build(self._likely_frame(layout))  # reports wrong options now, not after the first steps
+            # Wrong options are reported now, not after the first steps.
+            config.recipe.build(layout.likely_frame if config.frame_stack == "auto" else layout.frame)
             if config.frame_stack != "auto" or max(self.shape, default=1) == 1:
                 self.use(layout, config.recipe)
                 return
@@ -326,13 +320,6 @@ class ObservationStore(ObservationIndex):
         # Steps of short rollouts are saved until there are enough of them to choose a codec by.
         self._decide_at = min(enough, self.n_slots if config.recipe else max(self.n_slots, _FEWEST_STEPS))
         self.use(layout, _NO_COMPRESSION)
-
-    def _likely_frame(self, layout: StackLayout) -> FrameSpec:
-        """The frame of a layout that is not known yet: it may turn out to be a stack of RGB images."""
-        may_be_rgb = self.config.frame_stack == "auto" and any(
-            size % RGB == 0 for size in (*self.shape[:1], *self.shape[-1:])
-        )
-        return replace(layout.frame, channels=RGB) if may_be_rgb else layout.frame
 
     def state(self) -> State:
         return {
@@ -374,6 +361,18 @@ class ObservationStore(ObservationIndex):
             self.check()
         except CorruptDataError as error:
             raise state.error("frames", f"contradicts itself: {error}") from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"arguments": arguments_of(self), "state": Pickled(self.lock.held, self.state)}
+
+    def __setstate__(self, pickled: dict[str, Any]) -> None:
+        if "state" not in pickled:
+            vars(self).update(upgraded_attributes(pickled))
+            pickled = {"arguments": arguments_of(self), "state": self.state()}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the warning was shown when the store was created
+            ObservationStore.__init__(self, **pickled["arguments"])
+        self.restore(unpickled(pickled["state"]))
 
     def _restore_digests(self, state: SavedState) -> None:
         # Observations that were saved without checksums are not verified.

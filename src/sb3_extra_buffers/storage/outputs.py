@@ -104,6 +104,3 @@ class OutputPool:
     @property
     def nbytes(self) -> int:
         return sum(block.size for block in self._blocks)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_blocks": [], "device": self.device}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -53,6 +53,12 @@ class StackLayout:
             if last == RGB and (not self.is_contiguous or self.stack == 1):
                 return FrameSpec(size, self.dtype, RGB, channels_last=True)
         return FrameSpec(size, self.dtype)
+
+    @property
+    def likely_frame(self) -> FrameSpec:
+        """The frame while it is not known yet whether this is a stack: it may turn out to be one of RGB images."""
+        may_be_rgb = any(size % RGB == 0 for size in (*self.shape[:1], *self.shape[-1:]))
+        return replace(self.frame, channels=RGB) if may_be_rgb else self.frame
 
     @property
     def is_contiguous(self) -> bool:
