@@ -1,21 +1,26 @@
-"""The state of a buffer as a tree of named values, and checked reading of it.
+"""The state of a buffer as a tree of named values, checked reading of it, and values as JSON.
 
-Saving, every part of a buffer describes itself by a dict of numbers, strings, arrays and further such dicts. Loading,
-it asks a :class:`SavedState` for each value with the type, shape and range that it needs. Files may be untrusted, and
-compiled code trusts its indices, so nothing is taken over unchecked.
+When a buffer is saved, every part of it returns a dict of numbers, strings, arrays and further such dicts. When it is
+loaded, the part asks a :class:`SavedState` for each value with the type, shape and range that it needs. Files may be
+untrusted, and compiled code does not check its indices, so every value is checked.
+
+Types that JSON does not have become a dict with one key that begins with ``$``: ``{"$dtype": "<f4"}``. A user's dict
+whose keys could be mistaken for that is written as pairs, ``{"$dict": [[key, value], ...]}``.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from sb3_extra_buffers.errors import CorruptDataError
+from sb3_extra_buffers.errors import CorruptDataError, SaveError
 
 State = Mapping[str, Any]
 """Names to numbers, strings, ``None``, arrays, and further states."""
@@ -24,6 +29,7 @@ Progress = Callable[[int], object]
 """Called with the number of bytes that were read or written."""
 
 _LARGEST = 1 << 62
+_DTYPE = re.compile(r"[<>|=][biufcSU][0-9]{1,9}")
 
 
 class ArrayInfo(Protocol):
@@ -99,7 +105,7 @@ class SavedState:
         return [name for name in names if "/" not in name]
 
     def value(self, name: str) -> Any:
-        """What JSON holds, as it is."""
+        """A value of JSON, unchecked."""
         return self._plain.get(name)
 
     def integer(self, name: str, low: int = 0, high: int = _LARGEST) -> int:
@@ -137,8 +143,8 @@ class SavedState:
             raise self.error(name, f"must have {size} elements")
         return self.array(name, dtype, stored.shape)
 
-    def json(self, name: str, decode: Callable[[Any], Any]) -> Any:
-        """The value of a :class:`Json`. What a file holds is decoded by ``decode``."""
+    def json(self, name: str) -> Any:
+        """The value of a :class:`Json`."""
         value = self._plain.get(name)
         if isinstance(value, Json):
             return value.value
@@ -183,3 +189,103 @@ class Json:
 def escaped(name: str) -> str:
     """A name as one part of an array's path, such as ``stores/image/ends/0``."""
     return name.replace("~", "~0").replace("/", "~1")
+
+
+def encode(value: Any, where: str) -> Any:
+    """``value`` as something that JSON can hold.
+
+    :param where: What an error message calls the value.
+    """
+    for cls in type(value).__mro__:
+        if cls in _ENCODERS:
+            return _ENCODERS[cls](value, where)
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, np.generic | np.ndarray):
+        return _encode_array(np.asarray(value), isinstance(value, np.generic), where)
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": str(value)}
+    if isinstance(value, list):
+        return [encode(item, where) for item in value]
+    if isinstance(value, tuple):
+        return {"$tuple": [encode(item, where) for item in value]}
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, Mapping):
+        return _encode_mapping(value, where)
+    if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
+        return {"$dtype": np.dtype(value).str}
+    raise SaveError(
+        f"{where} is of type {type(value).__name__}, which only pickle could save, and this file format is without "
+        "pickle: a pickle in an untrusted file could run any code. Numbers, strings, arrays, and lists and dicts of "
+        "them can be saved. SB3's way, model.save_replay_buffer(), saves anything."
+    )
+
+
+def decode(value: Any) -> Any:
+    """The inverse. A value that :func:`encode` cannot have written is a :class:`CorruptDataError`."""
+    try:
+        return _decode(value)
+    except RecursionError:
+        raise CorruptDataError("A value in the file makes no sense: it is nested too deep.") from None
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, AssertionError, MemoryError) as error:
+        raise CorruptDataError(f"A value in the file makes no sense: {error}.") from error
+
+
+def register_encoder(cls: type, encoder: Callable[[Any, str], Any]) -> None:
+    """Let :func:`encode` write values of ``cls`` by ``encoder(value, where)``."""
+    _ENCODERS[cls] = encoder
+
+
+def register_decoder(kind: str, decoder: Callable[[Any], Any]) -> None:
+    """Let :func:`decode` read ``{kind: content}`` by ``decoder(content)``, where ``content`` is decoded already."""
+    _DECODERS[kind] = decoder
+
+
+def decode_dtype(text: Any) -> np.dtype[Any]:
+    if not isinstance(text, str) or not _DTYPE.fullmatch(text):
+        raise ValueError(f"no dtype: {text!r}")
+    return np.dtype(text)
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decode(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) != 1 or not next(iter(value)).startswith("$"):
+        return {key: _decode(item) for key, item in value.items()}
+    ((kind, content),) = value.items()
+    return _DECODERS[kind](_decode(content))
+
+
+def _encode_array(array: np.ndarray[Any, Any], is_scalar: bool, where: str) -> Any:
+    if not _DTYPE.fullmatch(array.dtype.str):
+        raise SaveError(f"{where} has an array of dtype {array.dtype}, which only pickle could save.")
+    data = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
+    return {"$scalar" if is_scalar else "$array": [array.dtype.str, list(array.shape), data]}
+
+
+def _decode_array(content: Any) -> np.ndarray[Any, Any]:
+    dtype, shape, data = content
+    return np.frombuffer(base64.b64decode(data), dtype=decode_dtype(dtype)).reshape(shape).copy()
+
+
+def _encode_mapping(value: Mapping[Any, Any], where: str) -> Any:
+    if all(isinstance(key, str) and not key.startswith("$") for key in value):
+        return {key: encode(item, f"{where}[{key!r}]") for key, item in value.items()}
+    return {"$dict": [[encode(key, where), encode(item, f"{where}[{key!r}]")] for key, item in value.items()]}
+
+
+_ENCODERS: dict[type, Callable[[Any, str], Any]] = {}
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    "$float": float,
+    "$tuple": tuple,
+    "$bytes": base64.b64decode,
+    "$dict": dict,
+    "$dtype": decode_dtype,
+    "$array": _decode_array,
+    "$scalar": lambda content: _decode_array(content)[()],
+}

@@ -16,8 +16,8 @@ from gymnasium import spaces
 
 from sb3_extra_buffers.codecs.registry import AUTO, available_methods, option_names
 from sb3_extra_buffers.gpu_buffers import base as gpu_base
-from sb3_extra_buffers.persistence.description import CLASSES
 from tests.histories.worlds import DICT_SPACES, GOALS, SPACES
+from tests.persistence.buffers import ALL_CLASSES
 
 HOST_METHODS = [*available_methods(), AUTO]
 DEVICE_METHODS = [*gpu_base.METHODS, AUTO]
@@ -52,8 +52,8 @@ class Name:
             name = cls(buffer, method, world, int(steps), int(number))
         except ValueError:
             raise ValueError(f"A history is named buffer:method:world:steps:number, not {text!r}.") from None
-        if buffer not in CLASSES:
-            raise ValueError(f"There is no buffer class {buffer!r}. There are: {', '.join(sorted(CLASSES))}.")
+        if buffer not in ALL_CLASSES:
+            raise ValueError(f"There is no buffer class {buffer!r}. There are: {', '.join(ALL_CLASSES)}.")
         return name
 
     @property

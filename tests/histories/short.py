@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sb3_extra_buffers.persistence.description import CLASSES
 from tests.histories import visits
 from tests.histories.plans import AUTO, LEARNING, Name, methods_of, worlds_of
+from tests.persistence.buffers import ALL_CLASSES
 
-BUFFERS = sorted(CLASSES)
+BUFFERS = ALL_CLASSES
 STEPS, LEARNING_STEPS = 200, 700
 PICTURES = {"stack", "stack, channels last", "stack of RGB", "RGB", "uint16", "float images", "Dict", "goals"}
 """Worlds where there is something to learn."""

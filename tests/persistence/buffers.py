@@ -16,7 +16,6 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 import sb3_extra_buffers.compressed as compressed
 import sb3_extra_buffers.gpu_buffers as gpu_buffers
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
-from sb3_extra_buffers.persistence.description import CLASSES
 from tests.transitions import Transition, copied, play
 
 IMAGES = spaces.Box(0, 255, (4, 8, 9), np.uint8)
@@ -26,7 +25,12 @@ ACTIONS = spaces.Discrete(3)
 SLOTS = 40
 """More than the steps after which a buffer decides how to store observations."""
 N_ENVS = 2
-ALL_CLASSES = sorted(CLASSES)
+ALL_CLASSES = sorted(
+    name
+    for module in (compressed, gpu_buffers)
+    for name in dir(module)
+    if name.endswith("Buffer") and not name.startswith("Base")
+)
 STATE_SHAPE = (1, N_ENVS, 4)
 
 

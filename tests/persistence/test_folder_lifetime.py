@@ -271,7 +271,7 @@ def test_a_closed_buffer_does_not_read_what_another_has_written(tmp_path: Path) 
             if number < 5:
                 assert_same(draw(first, 0), batch)
         second.flush()
-        with pytest.raises(ConfigurationError, match="is closed, and what is there has changed since"):
+        with pytest.raises(ConfigurationError, match="is closed, and its folder has changed since"):
             first.sample(1)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from sb3_extra_buffers.compressed import BaseCompressedBuffer
 from sb3_extra_buffers.errors import ConfigurationError, FileFormatError
 from sb3_extra_buffers.persistence.inspection import contact_sheet, inspect_file
 from tests.persistence.buffers import ALL_CLASSES, DICT, N_ENVS, SLOTS, add, make, steps_for
@@ -80,7 +81,7 @@ def test_other_files(tmp_path: Path) -> None:
 def test_a_sheet_of_frames(space: spaces.Space, frame: tuple[int, int], tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     path = saved(tmp_path / "buffer", "CompressedReplayBuffer", 2 * SLOTS, space=space)
-    contact_sheet(path, tmp_path / "sheet.png", count=12)
+    contact_sheet(BaseCompressedBuffer.load(path, mmap=True), tmp_path / "sheet.png", count=12)
     sheet = np.asarray(image.open(tmp_path / "sheet.png"))
     assert sheet.shape == (4 * frame[0] + 3 * 2, 3 * frame[1] + 2 * 2, 3)
     buffer = make("CompressedReplayBuffer", space=space)
@@ -96,11 +97,11 @@ def test_a_sheet_of_frames(space: spaces.Space, frame: tuple[int, int], tmp_path
 def test_sheets_that_cannot_be(tmp_path: Path) -> None:
     pytest.importorskip("PIL.Image")
     with pytest.raises(ConfigurationError, match="is empty"):
-        contact_sheet(saved(tmp_path / "a", "CompressedReplayBuffer", 0), tmp_path / "sheet.png")
+        contact_sheet(make("CompressedReplayBuffer"), tmp_path / "sheet.png")
     vectors = saved(tmp_path / "b", "CompressedReplayBuffer", space=DICT["a/vector~"])
     with pytest.raises(ConfigurationError, match="are not images"):
-        contact_sheet(vectors, tmp_path / "sheet.png")
+        contact_sheet(BaseCompressedBuffer.load(vectors), tmp_path / "sheet.png")
     both = saved(tmp_path / "c", "CompressedDictReplayBuffer")
     with pytest.raises(ConfigurationError, match=r"no images of key 'x'. Keys with images: \['image'\]"):
-        contact_sheet(both, tmp_path / "sheet.png", key="x")
-    contact_sheet(both, tmp_path / "sheet.png")
+        contact_sheet(BaseCompressedBuffer.load(both), tmp_path / "sheet.png", key="x")
+    contact_sheet(BaseCompressedBuffer.load(both), tmp_path / "sheet.png")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,9 @@ from stable_baselines3.common.utils import LinearSchedule
 from sb3_extra_buffers import parallel
 from sb3_extra_buffers.compressed import CompressedReplayBuffer, CompressedRolloutBuffer
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
-from sb3_extra_buffers.errors import ConfigurationError, SaveError
+from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError, SaveError
 from sb3_extra_buffers.gpu_buffers import device_writer
-from sb3_extra_buffers.persistence.description import CLASSES
+from sb3_extra_buffers.persistence.container import Container, write
 from tests.methods import METHODS
 from tests.persistence.buffers import ALL_CLASSES, IMAGES, N_ENVS, RGB, SLOTS, add, draw, goal_env, make, steps_for
 from tests.transitions import assert_same
@@ -261,15 +263,22 @@ def test_a_schedule_that_is_a_function_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_every_class_is_known() -> None:
-    import sb3_extra_buffers.compressed as compressed
-    import sb3_extra_buffers.gpu_buffers as gpu_buffers
+@pytest.mark.parametrize("name", ["MyBuffer", "BaseCompressedBuffer", "_Recurrent", "import_module", 3])
+def test_a_file_can_name_only_public_classes_of_this_library(name: Any, tmp_path: Path) -> None:
+    filled("CompressedReplayBuffer", 5)[0].save(tmp_path / "buffer")
+    with Container.open(tmp_path / "buffer") as file:
+        meta, arrays = file.meta, {array: file.read(array) for array in file.arrays}
+    write(tmp_path / "buffer", {**meta, "class": name}, arrays)
+    with pytest.raises(CorruptDataError, match="it is of class"):
+        BaseCompressedBuffer.load(tmp_path / "buffer")
 
-    public = {
-        name
-        for module in (compressed, gpu_buffers)
-        for name in (*module.__all__, *getattr(module, "_FROM_CONTRIB", ()))
-    }
-    assert {name for name in public if name.endswith("Buffer")} - {"BaseCompressedBuffer", "BaseGpuBuffer"} == set(
-        CLASSES
+
+@pytest.mark.parametrize("name", ["GpuReplayBuffer", "CompressedRecurrentRolloutBuffer"])
+def test_a_file_is_loaded_before_the_module_of_its_class_is_imported(name: str, tmp_path: Path) -> None:
+    filled(name, 5)[0].save(tmp_path / "buffer")
+    code = (
+        "import sys; from sb3_extra_buffers.compressed.base import BaseCompressedBuffer as Base;"
+        f"assert 'sb3_extra_buffers.gpu_buffers' not in sys.modules;"
+        f"assert type(Base.load({str(tmp_path / 'buffer')!r})).__name__ == {name!r}"
     )
+    subprocess.run([sys.executable, "-c", code], check=True)

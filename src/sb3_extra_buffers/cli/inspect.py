@@ -21,12 +21,13 @@ def inspect(file: Path, png: Path | None, frames: int, key: str | None, no_check
 
     The exit code is 1 if it is damaged.
     """
+    from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
     from sb3_extra_buffers.persistence.inspection import contact_sheet, inspect_file
 
     report = inspect_file(file, verify=not no_checksums)
     click.echo(str(report))
     if png is not None:
-        contact_sheet(file, png, frames, key)
+        contact_sheet(BaseCompressedBuffer.load(file, "cpu", mmap=True), png, frames, key)
         click.echo(f"\nFrames: {png}")
     if report.damaged:
         sys.exit(1)

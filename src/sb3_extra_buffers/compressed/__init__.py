@@ -83,6 +83,10 @@ _FROM_CONTRIB = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_FROM_CONTRIB])
+
+
 def __getattr__(name: str) -> Any:
     if name not in _FROM_CONTRIB:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

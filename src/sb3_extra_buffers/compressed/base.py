@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -17,16 +18,15 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import BaseBuffer, DictReplayBuffer, DictRolloutBuffer, ReplayBuffer
 from stable_baselines3.common.preprocessing import get_obs_shape, is_image_space
-from stable_baselines3.common.utils import get_device
+from stable_baselines3.common.utils import check_for_correct_spaces, get_device
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_extra_buffers.compressed.arguments import check_options, signature_of
 from sb3_extra_buffers.compressed.first_pickles import restore_first_pickles
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
 from sb3_extra_buffers.persistence import files
-from sb3_extra_buffers.persistence.exit import close_unattended
-from sb3_extra_buffers.persistence.folder import BufferFolder
-from sb3_extra_buffers.persistence.pickling import Pickled, unpickled
+from sb3_extra_buffers.persistence.folder import BufferFolder, close_unattended
+from sb3_extra_buffers.persistence.tree import Pickled, unpickled
 from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.config import FrameStack, StorageConfig
 from sb3_extra_buffers.storage.locking import BufferLock
@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 
 Observations = ObservationArray | FlatObservations
 _PICKLED = "_pickled"
+_PACKAGE = __name__.split(".", maxsplit=1)[0]
+_library_classes: dict[str, type[BaseCompressedBuffer]] = {}
+"""The buffer classes of this library, by the names that files have for them. Those of users are not in here."""
+
 SINGLE = ""
 """The key of the only store where the observation space is not a Dict."""
 
@@ -75,6 +79,8 @@ class BaseCompressedBuffer(BaseBuffer):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if cls.__module__.startswith(f"{_PACKAGE}.") and not cls.__name__.startswith(("_", "Base")):
+            _library_classes[cls.__name__] = cls
         cls.__signature__ = signature_of(cls, BaseCompressedBuffer)  # type: ignore[attr-defined]  # which inspect.signature() asks for
 
     def __init__(
@@ -154,7 +160,7 @@ class BaseCompressedBuffer(BaseBuffer):
         attributes = dict(state)
         pickled = attributes.pop(_PICKLED)
         # Not the constructor of a user's class, which may want other arguments. What it sets is an attribute.
-        library_class: Any = next(cls for cls in type(self).__mro__ if cls.__module__.startswith("sb3_extra_buffers."))
+        library_class: Any = self._library_class()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # were shown when the buffer was created
             library_class.__init__(self, **self._arguments_to_unpickle(pickled["arguments"]), device="cpu")
@@ -246,7 +252,40 @@ class BaseCompressedBuffer(BaseBuffer):
             stay in memory. The file may be saved to or replaced meanwhile, but not changed in any other way.
         :param env: Its spaces must be those of the buffer. ``CompressedHerReplayBuffer`` computes rewards with it.
         """
-        return files.load(cls, Path(path), device, mmap, env, progress)
+
+        def create(name: Any, arguments: dict[str, Any]) -> Any:
+            found = cls._class_to_load(name, path)
+            if env is not None:
+                _check_spaces(env, arguments, path)
+            if "env" in arguments:
+                arguments["env"] = env
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # were shown when the buffer was created
+                return found(**arguments, device=device)
+
+        loaded: Self = files.load(Path(path), create, mmap, progress)
+        return loaded
+
+    @classmethod
+    def _library_class(cls) -> type[BaseCompressedBuffer]:
+        """The class of this library that this class is, or is derived from."""
+        return next(base for base in cls.__mro__ if _library_classes.get(base.__name__) is base)
+
+    @classmethod
+    def _class_to_load(cls, name: Any, path: str | Path) -> type[Self]:
+        """The class that a file names: this one, or one derived from it. A user's class loads files of its base."""
+        if isinstance(name, str) and name not in _library_classes:
+            # Some modules are imported when their classes are first asked for.
+            package = "gpu_buffers" if name.startswith("Gpu") else "compressed"
+            getattr(import_module(f"{_PACKAGE}.{package}"), name, None)
+        saved: Any = _library_classes.get(name) if isinstance(name, str) else None
+        if saved is None:
+            raise CorruptDataError(f"{path} makes no sense: it is of class {name!r}.")
+        if issubclass(saved, cls):
+            return saved  # type: ignore[no-any-return]
+        if cls not in _library_classes.values() and issubclass(cls, saved):
+            return cls
+        raise ConfigurationError(f"{path} holds a {name}, not a {cls.__name__}: use {name}.load().")
 
     def flush(self) -> None:
         """Make sure that all that a buffer on disk holds now is there after the process has gone, however it goes.
@@ -390,6 +429,13 @@ class DummyCls:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
+
+
+def _check_spaces(env: VecEnv, arguments: dict[str, Any], path: str | Path) -> None:
+    try:
+        check_for_correct_spaces(env, arguments["observation_space"], arguments["action_space"])
+    except ValueError as error:
+        raise ConfigurationError(f"{path} was saved for another environment. {error}") from error
 
 
 def _without_elements(space: spaces.Space[Any]) -> spaces.Space[Any]:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sb3_extra_buffers.errors import ConfigurationError
-from sb3_extra_buffers.persistence.pickling import Pickled, unpickled
+from sb3_extra_buffers.persistence.tree import Pickled, unpickled
 from sb3_extra_buffers.storage.config import StorageConfig
 from sb3_extra_buffers.storage.observation_array import ObservationArray
 from sb3_extra_buffers.storage.observation_store import ObservationStore

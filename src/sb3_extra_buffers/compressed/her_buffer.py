@@ -15,8 +15,10 @@ from typing_extensions import Unpack
 from sb3_extra_buffers.compressed.arguments import ReplayOptions
 from sb3_extra_buffers.compressed.replay_buffer import CompressedDictReplayBuffer
 from sb3_extra_buffers.errors import ConfigurationError
-from sb3_extra_buffers.persistence.plain import decode
-from sb3_extra_buffers.state import Json, SavedState, State
+from sb3_extra_buffers.state import Json, SavedState, State, register_decoder, register_encoder
+
+register_encoder(GoalSelectionStrategy, lambda strategy, where: {"$goals": strategy.name})
+register_decoder("$goals", lambda name: GoalSelectionStrategy[name])
 
 
 class _BehindHer(CompressedDictReplayBuffer):
@@ -109,7 +111,7 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):
         super()._restore(state)
         self._check_episodes(state)
         if self.copy_info_dict:
-            infos = state.json("infos", decode)
+            infos = state.json("infos")
             self.infos[:] = np.array(infos, dtype=object).reshape(self.infos.shape)
             if not all(isinstance(info, dict) for info in self.infos.flat):
                 raise state.error("infos", "must be dicts")

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.type_aliases import Schedule, TensorDict
+from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 from stable_baselines3.common.vec_env import VecNormalize
 from typing_extensions import Unpack
 
@@ -29,7 +30,7 @@ from sb3_extra_buffers.compressed.nstep_buffer import CompressedDictNStepReplayB
 from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
 from sb3_extra_buffers.compressed.sum_tree import SumTree
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
-from sb3_extra_buffers.state import SavedState, State
+from sb3_extra_buffers.state import SavedState, State, encode, register_decoder, register_encoder
 from sb3_extra_buffers.storage.usage import MemoryUsage
 
 
@@ -217,6 +218,17 @@ class CompressedDictPrioritizedReplayBuffer(CompressedPrioritizedReplayBuffer, C
     """The same for Dict observation spaces, each key stored on its own."""
 
 
+def _encode_beta(beta: _Beta, where: str) -> Any:
+    value: Any = beta.value
+    if isinstance(value, FloatSchedule):
+        value = value.value_schedule
+    if isinstance(value, ConstantSchedule):
+        value = value.val
+    if isinstance(value, LinearSchedule):
+        return {"$linear": [encode(part, where) for part in (value.start, value.end, value.end_fraction)]}
+    return encode(value, where)
+
+
 class _Beta:
     """A number or a schedule as one function that can be pickled, which lambdas cannot."""
 
@@ -235,3 +247,7 @@ class _Beta:
 
     def __setstate__(self, state: bytes) -> None:
         self.value = cloudpickle.loads(state)
+
+
+register_encoder(_Beta, _encode_beta)
+register_decoder("$linear", lambda numbers: LinearSchedule(*numbers))

@@ -1,24 +1,28 @@
-"""Buffers whose observations lie on disk (``storage="mmap"``).
+"""Buffers whose observations are on disk (``storage="mmap"``).
 
-The folder of such a buffer holds, for each of its stores, a file with the bytes of the arena, mapped into memory, and
-``state``, all the rest, in the format of :mod:`.container`, as of the last flush. Bytes that ``state`` refers to are
-not written to before the next flush, so that it stays true even if the process is killed.
+The folder of such a buffer holds one file per store with the bytes of its arena, mapped into memory, and ``state``, a
+:mod:`.container` with everything else, as of the last flush. Bytes that ``state`` refers to are not overwritten before
+the next flush, so that ``state`` stays valid even if the process is killed.
 
-A folder belongs to one buffer of one process at a time, by a lock on its file ``lock``. A forked process has no part in
-it: it can neither add nor flush, and the lock goes with the process that took it.
+A folder belongs to one buffer of one process at a time, which locks its file ``lock``. A forked process cannot use the
+buffer: it can neither add nor flush, and the lock stays with the process that took it.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import inspect
 import logging
+import multiprocessing
+import multiprocessing.util
 import os
 import secrets
+import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -28,16 +32,12 @@ from filelock import FileLock, Timeout
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError, SaveError
 from sb3_extra_buffers.persistence import container
 from sb3_extra_buffers.persistence.container import Container
-from sb3_extra_buffers.persistence.description import as_corrupt, describe
 from sb3_extra_buffers.persistence.disk import sync_directory
-from sb3_extra_buffers.persistence.exit import close_at_exit, is_open_here
+from sb3_extra_buffers.persistence.tree import SavedBuffer, as_corrupt, describe
 from sb3_extra_buffers.state import SavedState
 from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.extent_arena import ExtentArena, is_arena_name
 from sb3_extra_buffers.storage.memory import FileMemory, open_own, zeros_in_file
-
-if TYPE_CHECKING:
-    from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
 
 STATE = "state"
 _LOCK = "lock"
@@ -49,25 +49,25 @@ logger = logging.getLogger("sb3_extra_buffers")
 class BufferFolder:
     """The folder of one buffer.
 
-    SB3's ``load`` makes a buffer with the arguments of the saved model, also for those who only evaluate the model. So
-    a folder that is in use, or holds a buffer of another kind, is not an error yet. The buffer is *detached*: it is
-    empty, changes nothing in the folder, and whoever wants to use it is told why that cannot be.
+    SB3's ``load`` creates a buffer with the arguments of the saved model, even if the model is only evaluated. So a
+    folder that is in use, or holds a buffer of another kind, is not an error yet. The buffer is *detached*: it is
+    empty, changes nothing in the folder, and raises an error that says why when it is used.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = Path(os.path.abspath(path))  # noqa: PTH100  # the program may change its directory, links stay
+        self.path = Path(os.path.abspath(path))  # noqa: PTH100  # does not depend on the working directory; keeps links
         self.is_ready = False
-        """Whether all that the folder holds is in the buffer. Before that, a flush would overwrite it."""
+        """Whether the buffer has the contents of the folder. Before that, a flush would overwrite them."""
         self._process = os.getpid()
         self._problem: str | None = None
         self._closed_at: tuple[int, ...] | None = None
-        self._made: list[Path] = []
+        self._new_files: list[Path] = []
         self._lock = FileLock(self.path / _LOCK, timeout=0, thread_local=False)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()
         except Timeout:
-            who = "this" if is_open_here(self.path) else "another"
+            who = "this" if _is_open_here(self.path) else "another"
             self._detach(
                 f"{self.path} is in use by another buffer, of {who} process. Close that one and open this one again, "
                 "or choose another path."
@@ -81,38 +81,38 @@ class BufferFolder:
         return self.is_ready and self._lock.is_locked and self._process == os.getpid()
 
     def arena_maker(self, key: str) -> Callable[[], Arena]:
-        """What makes an empty arena for the store of ``key``, each in a file of its own."""
+        """A function that creates an empty arena for the store of ``key``, each in a file of its own."""
         if self._problem is not None:
             return Arena
         return functools.partial(self._new_arena, quote(key, safe="") or "observations")
 
     def _new_arena(self, name: str) -> ExtentArena:
-        # Never a name that was used before, which ``state`` may still mean.
+        # Never a name that was used before, which ``state`` may still refer to.
         path = self.path / f"{name}.{secrets.token_hex(4)}.arena"
-        self._made.append(path)
+        self._new_files.append(path)
         return ExtentArena(FileMemory(path))
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """An array that takes no memory, either. It goes with the process: what is to stay is in ``state``."""
+        """An array in a temporary file instead of memory. Flushes copy it to ``state``."""
         return np.zeros(shape, dtype) if self._problem is not None else zeros_in_file(self.path, shape, dtype)
 
-    def before_adding(self, buffer: BaseCompressedBuffer) -> None:
-        """Flush if so much has died since the last time that files would grow for the sake of what is dead."""
+    def before_adding(self, buffer: SavedBuffer) -> None:
+        """Flush if the files would otherwise grow although enough of their bytes are dead."""
         self._check_open()
         for arena in _arenas(buffer):
             if arena.held_bytes > max(_WORTH_A_FLUSH, arena.live_bytes // 8):
                 self.flush(buffer)
 
     def before_reading(self) -> None:
-        """A closed buffer can be read until another one has changed what is in the folder."""
+        """A closed buffer can be read until another buffer has changed the folder."""
         self.check_usable()
         if self._closed_at is not None and self._closed_at != self._stamp():
             raise ConfigurationError(
-                f"The buffer in {self.path} is closed, and what is there has changed since. Open it again with load()."
+                f"The buffer in {self.path} is closed, and its folder has changed since. Open it again with load()."
             )
 
     def check_usable(self) -> None:
-        """The folder is this buffer's and this process's."""
+        """Raise an error unless the folder belongs to this buffer in this process."""
         if self._problem is not None:
             raise ConfigurationError(self._problem)
         if self._process != os.getpid():
@@ -121,8 +121,8 @@ class BufferFolder:
                 "or close it there and open it here with load()."
             )
 
-    def flush(self, buffer: BaseCompressedBuffer) -> None:
-        """Make what is in the folder what is in ``buffer``."""
+    def flush(self, buffer: SavedBuffer) -> None:
+        """Write the contents of ``buffer`` to the folder."""
         self._check_open()
         arenas = _arenas(buffer)
         try:
@@ -136,19 +136,19 @@ class BufferFolder:
         meta, arrays = describe(buffer)
         kept = {name: array for name, array in arrays.items() if not name.endswith("/arena/bytes")}
         container.write(self.path / STATE, meta, kept)
-        # Only now does nothing on disk refer any more to what has died, or to arenas that were given up.
+        # Only now does nothing on disk refer to dead bytes, or to arenas that were replaced.
         for arena in arenas:
             arena.release_held()
         self._remove_all_but({arena.memory.path for arena in arenas})
 
-    def reopen(self, buffer: BaseCompressedBuffer) -> None:
-        """Give a buffer that was just made what was in the folder, if there was anything."""
+    def reopen(self, buffer: SavedBuffer) -> None:
+        """Load the contents of the folder, if it has any, into a new buffer."""
         if self._problem is not None:
             return
         try:
             differing = self._restore(buffer)
         except BaseException as error:
-            # What was restored by half must never be flushed.
+            # A buffer that was restored in part must never be flushed.
             self._detach(f"{self.path} could not be opened: {error}")
             raise
         if differing:
@@ -157,9 +157,9 @@ class BufferFolder:
             return
         self._remove_all_but({arena.memory.path for arena in _arenas(buffer)})
         self.is_ready = True
-        close_at_exit(buffer)
+        _close_at_exit(buffer)
 
-    def _restore(self, buffer: BaseCompressedBuffer) -> str | None:
+    def _restore(self, buffer: SavedBuffer) -> str | None:
         """Returns why the folder is not for this buffer, if so. Then nothing has changed."""
         state = self.path / STATE
         try:
@@ -181,7 +181,7 @@ class BufferFolder:
         return None
 
     def close(self) -> None:
-        """Let others use the folder."""
+        """Unlock the folder for others."""
         if self._process == os.getpid():
             self._closed_at = self._stamp()
             self._lock.release()
@@ -189,7 +189,7 @@ class BufferFolder:
     def _detach(self, problem: str) -> None:
         logger.info("%s", problem)
         self._problem = problem
-        for path in self._made:
+        for path in self._new_files:
             path.unlink(missing_ok=True)
         self._lock.release()
 
@@ -199,7 +199,7 @@ class BufferFolder:
             raise ConfigurationError(f"The buffer in {self.path} is closed. Open it again with load().")
 
     def _stamp(self) -> tuple[int, ...]:
-        """What changes with every flush that changes anything."""
+        """Changes with every flush that changes anything."""
         try:
             found = (self.path / STATE).stat()
         except OSError:
@@ -212,17 +212,61 @@ class BufferFolder:
                 with contextlib.suppress(OSError):
                     path.unlink()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A copy of a buffer has its bytes in memory.
-        self.before_reading()
-        return _nothing, ()
+
+def close_unattended(buffer: SavedBuffer) -> None:
+    """Close a buffer that its user has not closed, unless the user has removed its folder."""
+    folder: BufferFolder | None = buffer._folder
+    if folder is None or not folder.is_open:
+        return
+    if folder.path.is_dir():
+        buffer.close()
+    else:
+        folder.close()
 
 
-def _nothing() -> None:
-    return None
+_opened: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Buffers on disk, to be closed when the process ends: normally, by an exception, ``sys.exit()`` or Ctrl-C."""
+_prepared_process = 0
+"""The process that will close its buffers when it ends. A fork has to prepare itself."""
 
 
-def _arenas(buffer: BaseCompressedBuffer) -> list[Any]:
+def _close_at_exit(buffer: SavedBuffer) -> None:
+    global _prepared_process
+    _opened.add(buffer)
+    if _prepared_process == os.getpid():
+        return
+    atexit.register(_close_all)
+    if multiprocessing.parent_process() is not None:
+        # Processes of multiprocessing end without atexit.
+        multiprocessing.util.Finalize(None, _close_all, exitpriority=0)
+    _prepared_process = os.getpid()
+
+
+def _close_all() -> None:
+    """Close all buffers of this process. Buffers that the parent of a fork has opened are not open here."""
+    first_error = None
+    for buffer in list(_opened):
+        try:
+            close_unattended(buffer)
+        except Exception as error:
+            first_error = first_error or error
+    if first_error is not None:
+        raise first_error
+
+
+def _is_open_here(path: Path) -> bool:
+    """Whether a buffer of this process has this folder."""
+    return any(buffer._folder.is_open and _is_same(buffer._folder.path, path) for buffer in list(_opened))
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
+
+
+def _arenas(buffer: SavedBuffer) -> list[Any]:
     return [frames.arena for store in buffer._stores.values() for frames in store.frame_stores]
 
 
@@ -231,6 +275,6 @@ def _differences(own: dict[str, Any], saved: dict[str, Any], signature: inspect.
         return [f"class {saved.get('class')}"]
     arguments = saved.get("arguments")
     arguments = arguments if isinstance(arguments, dict) else {}
-    # A version that did not know an argument did what is the default now.
+    # A file of a version that did not have an argument behaves like the default.
     defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
     return [name for name, value in own["arguments"].items() if arguments.get(name, defaults.get(name)) != value]

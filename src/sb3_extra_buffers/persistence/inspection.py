@@ -1,4 +1,4 @@
-"""What is in a saved buffer: a report for people, and a sheet of its frames."""
+"""Reports about saved buffers, and images of their frames."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from gymnasium import spaces
 from stable_baselines3.common.preprocessing import get_obs_shape
 
 from sb3_extra_buffers.codecs.availability import require
-from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.persistence.container import Container
-from sb3_extra_buffers.persistence.description import arguments_of, as_corrupt
 from sb3_extra_buffers.persistence.files import bar, state_file
 from sb3_extra_buffers.persistence.manifest import VERSION, StoredArray
+from sb3_extra_buffers.persistence.tree import as_corrupt
+from sb3_extra_buffers.state import decode
 from sb3_extra_buffers.storage.usage import readable
 
 _GAP = 2
-_LARGEST_CHANNELS = 4
+_MOST_CHANNELS = 4
 
 
 @dataclass(frozen=True)
 class FileReport:
-    """What a file says of itself. Printed, it is a page."""
+    """What is in a file. ``str()`` of it is a page of text."""
 
     path: Path
     class_name: str
@@ -40,19 +40,19 @@ class FileReport:
     action_space: spaces.Space[Any]
     n_envs: int
     capacity: int
-    """Transitions that the buffer can hold, and"""
+    """Transitions that the buffer has room for."""
     transitions: int
-    """that it holds."""
+    """Transitions that are in the buffer."""
     methods: dict[str, str]
     """How observations are compressed, by key; the key is empty where the space is not a Dict."""
     arrays: dict[str, StoredArray]
     file_bytes: int
     stored_bytes: int
-    """What of them is up to date."""
+    """The part of the file that is up to date."""
     raw_bytes: int
     """What the same transitions take in SB3's buffer."""
     damaged: list[str] | None
-    """Arrays that do not agree with their checksums; ``None`` if that was not looked at."""
+    """Arrays that do not agree with their checksums; ``None`` if checksums were not compared."""
 
     @property
     def ratio(self) -> float:
@@ -60,59 +60,54 @@ class FileReport:
         return self.raw_bytes / self.stored_bytes if self.stored_bytes else 1.0
 
     def __str__(self) -> str:
-        methods = ", ".join(f"{key}: {method}" if key else method for key, method in self.methods.items())
         checksums = "not compared" if self.damaged is None else "all right"
         if self.damaged:
             checksums = f"WRONG for {', '.join(self.damaged)}"
-        rows = [
-            ("file", str(self.path)),
-            ("class", self.class_name),
-            ("written by", f"sb3-extra-buffers {self.library}, format version {self.format_version}"),
-            ("observations", str(self.observation_space)),
-            ("actions", str(self.action_space)),
-            ("transitions", f"{self.transitions:,} of {self.capacity:,}, from {self.n_envs} environments"),
-            ("method", methods),
-            ("size", f"{readable(self.file_bytes)}, of which {readable(self.stored_bytes)} are up to date"),
-            ("SB3 would take", f"{readable(self.raw_bytes)}, {self.ratio:.1f} times as much"),
-            ("checksums", checksums),
-        ]
+        rows = {
+            "file": self.path,
+            "class": self.class_name,
+            "written by": f"sb3-extra-buffers {self.library}, format version {self.format_version}",
+            "observations": self.observation_space,
+            "actions": self.action_space,
+            "transitions": f"{self.transitions:,} of {self.capacity:,}, from {self.n_envs} environments",
+            "method": ", ".join(f"{key}: {method}" if key else method for key, method in self.methods.items()),
+            "size": f"{readable(self.file_bytes)}, of which {readable(self.stored_bytes)} are up to date",
+            "SB3 would take": f"{readable(self.raw_bytes)}, {self.ratio:.1f} times as much",
+            "checksums": checksums,
+        }
         width = max(map(len, self.arrays), default=0)
         arrays = [
             f"  {name:<{width}}  {array.dtype!s:>8}  {readable(array.stored_bytes):>10}  {array.shape}"
             for name, array in self.arrays.items()
         ]
-        return "\n".join([*(f"{name:<16}{value}" for name, value in rows), "arrays", *arrays])
+        return "\n".join([*(f"{name:<16}{value}" for name, value in rows.items()), "arrays", *arrays])
 
 
 def inspect_file(path: str | Path, verify: bool = True, progress: bool | None = None) -> FileReport:
-    """Look into a file, or the folder of a buffer on disk, without loading it.
+    """Report what is in a file, or in the folder of a buffer on disk, without loading it.
 
     :param verify: Compare all checksums, which reads the whole file.
     """
     path = Path(path)
-    with Container.open(state_file(path)) as file:
-        arguments = arguments_of(file)
-        damaged = _verified(file, progress) if verify else None
-        with as_corrupt(path):
-            return _report(path, file, arguments, file.meta["state"], damaged)
+    with Container.open(state_file(path)) as file, as_corrupt(path):
+        damaged = None
+        if verify:
+            size = sum(array.nbytes for array in file.arrays.values())
+            with bar(f"checking {path.name}", size, progress) as update:
+                damaged = file.verify(update)
+        return _report(path, file, damaged)
 
 
-def _verified(file: Container, progress: bool | None) -> list[str]:
-    with bar(f"checking {file.path.name}", sum(array.nbytes for array in file.arrays.values()), progress) as update:
-        return file.verify(update)
-
-
-def _report(
-    path: Path, file: Container, arguments: dict[str, Any], state: dict[str, Any], damaged: list[str] | None
-) -> FileReport:
-    n_envs, rewards = arguments["n_envs"], file.arrays["fields/rewards"]
-    n_slots = math.prod(rewards.shape) // n_envs
+def _report(path: Path, file: Container, damaged: list[str] | None) -> FileReport:
+    arguments, state = file.meta["arguments"], file.meta["state"]
+    observation_space, action_space = decode(arguments["observation_space"]), decode(arguments["action_space"])
+    n_envs = decode(arguments["n_envs"])
+    n_slots = math.prod(file.arrays["fields/rewards"].shape) // n_envs
     size = n_slots if state["full"] else state["pos"]
-    space = arguments["observation_space"]
-    parts: list[Any] = list(space.spaces.values()) if isinstance(space, spaces.Dict) else [space]
+    is_dict = isinstance(observation_space, spaces.Dict)
+    parts: list[Any] = list(observation_space.spaces.values()) if is_dict else [observation_space]
     observation = sum(math.prod(get_obs_shape(part)) * part.dtype.itemsize for part in parts)
-    is_replay = "Rollout" not in file.meta["class"]
-    columns = 2 if is_replay and not arguments["optimize_memory_usage"] else 1
+    has_next = "Rollout" not in file.meta["class"] and not arguments["optimize_memory_usage"]
     fields = sum(array.nbytes for name, array in file.arrays.items() if name.startswith("fields/"))
     mapped = sum(map(_mapped_bytes, state["stores"].values())) if path.is_dir() else 0
     return FileReport(
@@ -121,8 +116,8 @@ def _report(
         library=file.meta["library"],
         format_version=VERSION,
         saves=file.generation,
-        observation_space=arguments["observation_space"],
-        action_space=arguments["action_space"],
+        observation_space=observation_space,
+        action_space=action_space,
         n_envs=n_envs,
         capacity=n_slots * n_envs,
         transitions=size * n_envs,
@@ -130,13 +125,13 @@ def _report(
         arrays=file.arrays,
         file_bytes=file.path.stat().st_size + mapped,
         stored_bytes=file.stored_bytes + mapped,
-        raw_bytes=size * n_envs * observation * columns + fields * size // n_slots,
+        raw_bytes=size * n_envs * observation * (2 if has_next else 1) + fields * size // n_slots,
         damaged=damaged,
     )
 
 
 def _mapped_bytes(store: dict[str, Any]) -> int:
-    """What a buffer on disk has in a file beside its state."""
+    """The bytes of a store on disk that are in its arena's file."""
     return sum(end - start for start, end in store["frames"]["arena"]["extents"])
 
 
@@ -147,25 +142,22 @@ def _method(store: dict[str, Any]) -> str:
     return f"{store['method']}, {stack} frames each" if stack > 1 else str(store["method"])
 
 
-def contact_sheet(path: str | Path, png: str | Path, count: int = 40, key: str | None = None) -> None:
-    """Write the newest frames of some observations, from the oldest to the newest, into a PNG image.
+def contact_sheet(buffer: Any, png: str | Path, count: int = 40, key: str | None = None) -> None:
+    """Write a PNG image with the newest frames of ``count`` observations, spread evenly from the oldest to the newest.
 
+    :param buffer: A buffer, such as one that was loaded with ``mmap=True``.
     :param key: Which observations of a Dict space; by default the first that are images.
     """
     image = require("PIL.Image", "A contact sheet", "video")
-    buffer: Any = BaseCompressedBuffer.load(path, "cpu", mmap=True)
-    chosen = _image_key(buffer, key)
+    store = buffer._stores[_image_key(buffer, key)]
     n_slots, n_envs = buffer.size(), buffer.n_envs
-    count = min(count, n_slots * n_envs)
-    if not count:
-        raise ConfigurationError(f"{path} is empty: there are no frames to show.")
-    store = buffer._stores[chosen]
+    if not n_slots:
+        raise ConfigurationError("The buffer is empty: there are no frames to show.")
     oldest = buffer.pos if buffer.full else 0
-    places = np.linspace(0, n_slots * n_envs - 1, count).astype(np.int64)
+    places = np.linspace(0, n_slots * n_envs - 1, min(count, n_slots * n_envs)).astype(np.int64)
     slots = (oldest + places // n_envs) % buffer.buffer_size
     (observations,) = store.read([(0, slots)], places % n_envs)
-    stack = store.layout.stack if hasattr(store, "layout") else 1
-    frames = _as_images(observations, stack)
+    frames = _as_images(observations, store.layout.stack if hasattr(store, "layout") else 1)
     image.fromarray(_tiled(frames)).save(png)
 
 
@@ -179,19 +171,19 @@ def _image_key(buffer: Any, key: str | None) -> str:
 
 
 def _as_images(observations: npt.NDArray[Any], stack: int) -> npt.NDArray[np.uint8]:
-    """The newest frames, as RGB."""
+    """The newest frame of each observation, as RGB."""
     images = np.clip(observations, 0, 255).astype(np.uint8)
     if images.ndim == 3:
         images = images[..., None]
-    if images.shape[1] < min(images.shape[2:]) or images.shape[1] == stack:
+    if images.shape[1] < min(images.shape[2:]) or images.shape[1] == stack:  # channels first
         images = images.transpose(0, 2, 3, 1)
     channels = images.shape[-1] // stack if images.shape[-1] % stack == 0 else images.shape[-1]
     images = images[..., -channels:]
-    return images[..., :3] if images.shape[-1] in (3, _LARGEST_CHANNELS) else np.repeat(images[..., -1:], 3, axis=-1)
+    return images[..., :3] if images.shape[-1] in (3, _MOST_CHANNELS) else np.repeat(images[..., -1:], 3, axis=-1)
 
 
 def _tiled(frames: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Row by row on a page that is about as high as wide."""
+    """All frames in one image that is about as high as wide, row by row."""
     n, height, width = frames.shape[:3]
     columns = max(1, round(math.sqrt(n * height / width)))
     rows = -(-n // columns)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ import numpy.typing as npt
 from sb3_extra_buffers.codecs.base import Codec, FrameSpec
 from sb3_extra_buffers.codecs.registry import Method, create_codec, parse_method
 from sb3_extra_buffers.errors import ConfigurationError, ObservationError
-from sb3_extra_buffers.state import SavedState, State
+from sb3_extra_buffers.state import SavedState, State, decode, encode
 from sb3_extra_buffers.storage.stacking import MAX_STACK
 
 FrameStack = int | Literal["auto"] | None
@@ -32,18 +31,15 @@ class CodecRecipe:
 
     def state(self) -> State:
         """For :mod:`sb3_extra_buffers.persistence`."""
-        return {"method": str(self.method), "options": {name: _to_plain(value) for name, value in self.options.items()}}
+        return {"method": str(self.method), "options": encode(self.options, "compression_kwargs")}
 
     @classmethod
     def restored(cls, state: SavedState) -> CodecRecipe:
         """What :meth:`state` gave."""
-        options = state.value("options")
+        options = decode(state.value("options"))
         if not isinstance(options, dict):
             raise state.error("options", f"must be names and values, not {options!r}")
-        try:
-            return cls(parse_method(state.value("method")), {name: _from_plain(options[name]) for name in options})
-        except (TypeError, ValueError) as error:
-            raise state.error("options", f"are invalid: {error}") from error
+        return cls(parse_method(state.value("method")), options)
 
     def without(self, option: str) -> CodecRecipe:
         return CodecRecipe(self.method, {name: value for name, value in self.options.items() if name != option})
@@ -101,24 +97,6 @@ class StorageConfig:
                 stacklevel=2,
             )
         return self.elem_type
-
-
-def _to_plain(value: Any) -> Any:
-    """An option as a value of JSON."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
-        return {"$dtype": np.dtype(value).str}
-    return value
-
-
-def _from_plain(value: Any) -> Any:
-    if isinstance(value, dict) and value.keys() == {"$dtype"}:
-        return np.dtype(value["$dtype"])
-    if isinstance(value, dict) and value.keys() == {"$scalar"}:  # how earlier versions saved numpy.int64(5)
-        dtype, _, data = value["$scalar"]
-        return np.frombuffer(base64.b64decode(data), dtype=np.dtype(dtype))[0].item()
-    return value
 
 
 def _stack(given: Any) -> FrameStack:

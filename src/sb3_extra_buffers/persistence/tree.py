@@ -1,0 +1,173 @@
+"""A buffer as a tree of values and arrays: its class, its constructor arguments and its state.
+
+Files hold the tree as JSON and arrays, pickles hold the tree itself.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sb3_extra_buffers import __version__
+from sb3_extra_buffers.errors import CorruptDataError, ExtraBuffersError
+from sb3_extra_buffers.persistence import spaces as spaces  # registers how spaces are written
+from sb3_extra_buffers.persistence.container import Container, Value
+from sb3_extra_buffers.state import Json, Progress, SavedState, State, decode, encode, escaped
+from sb3_extra_buffers.storage.memory import PartOfBytes, Unpickled
+
+_FORBIDDEN_IN_FILES = {"storage", "path", "device"}
+"""Arguments that only the caller of ``load()`` may choose: a file could make a buffer write anywhere on the disk."""
+
+_NUMBERS = ("buffer_size", "n_envs", "gamma", "gae_lambda", "n_steps", "alpha", "epsilon", "n_sampled_goal")
+"""Arguments that constructors do not check."""
+_MOST_STEPS = 1 << 20
+"""Of an n-step return: a batch takes memory for all of them."""
+
+
+class SavedBuffer(Protocol):
+    """What a buffer needs so that it can be saved."""
+
+    pos: int
+    full: bool
+
+    @property
+    def _stores(self) -> Mapping[str, Any]: ...
+    @property
+    def _folder(self) -> Any: ...
+    @classmethod
+    def _library_class(cls) -> type:
+        """The class of this library that the buffer's class is, or is derived from."""
+
+    def _arguments(self) -> dict[str, Any]:
+        """The constructor arguments that create an empty buffer like this one."""
+
+    def _state(self) -> State:
+        """The contents of the buffer."""
+
+    def _restore(self, state: SavedState) -> None:
+        """Take over what :meth:`_state` returned."""
+
+    def _check_folder(self) -> None:
+        """Raise an error if this is a buffer on disk whose folder cannot be read."""
+
+    def close(self) -> None:
+        """Flush a buffer on disk and unlock its folder."""
+
+
+def describe(buffer: SavedBuffer) -> tuple[dict[str, Any], dict[str, Value]]:
+    """All of a buffer, as JSON and arrays."""
+    plain, arrays = _split(
+        {name: _as_bytes(part) if isinstance(part, Json) else part for name, part in buffer._state().items()}
+    )
+    meta = {
+        "class": buffer._library_class().__name__,
+        "library": __version__,
+        "arguments": encode(buffer._arguments(), "The buffer"),
+        "state": plain,
+    }
+    return meta, arrays
+
+
+def read_arguments(file: Container) -> dict[str, Any]:
+    """The constructor arguments of the buffer in a file."""
+    arguments = decode(file.meta.get("arguments"))
+    if not isinstance(arguments, dict):
+        raise CorruptDataError(f"{file.path} makes no sense: it has no arguments for a buffer.")
+    if forbidden := sorted(_FORBIDDEN_IN_FILES & arguments.keys()):
+        raise CorruptDataError(f"{file.path} makes no sense: no saved buffer has the arguments {forbidden}.")
+    for name in _NUMBERS:
+        value = arguments.get(name, 1)
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+            raise CorruptDataError(f"{file.path} makes no sense: {name} is {value!r}, not a number.")
+    if arguments.get("n_steps", 1) > _MOST_STEPS:
+        raise CorruptDataError(f"{file.path} makes no sense: returns of {arguments['n_steps']} steps.")
+    return arguments
+
+
+@contextmanager
+def as_corrupt(path: Path) -> Iterator[None]:
+    """Turn errors that are caused by the contents of a file into a :class:`CorruptDataError`."""
+    try:
+        yield
+    except (ExtraBuffersError, OSError):
+        raise
+    except Exception as error:
+        raise CorruptDataError(f"{path} makes no sense: {error}") from error
+
+
+class Pickled:
+    """Is pickled and copied as the plain dict that ``tree()`` returns, with ``lock`` held all the while.
+
+    So no other thread can change an array while it is being written.
+    """
+
+    def __init__(self, lock: AbstractContextManager[Any], tree: Callable[[], State]) -> None:
+        self._lock = lock
+        self._tree = tree
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (), None, None, self._items()
+
+    def _items(self) -> Iterator[tuple[str, Any]]:
+        # pickle and copy take one item after the other. When they are done, or fail, the generator ends.
+        with self._lock:
+            yield from self._tree().items()
+
+
+def unpickled(tree: State) -> SavedState:
+    """A tree that was pickled by :class:`Pickled`, for ``restore()``. Arrays are handed over, not copied."""
+    plain, arrays = _split(tree)
+    return SavedState(_ArraysInMemory(arrays), plain)
+
+
+class _ArraysInMemory:
+    """The source of a state that was pickled or copied."""
+
+    path = "The pickled buffer"
+    is_mapped = False
+
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        self._memories = {name: value.memory for name, value in arrays.items() if isinstance(value, Unpickled)}
+        self.arrays: dict[str, npt.NDArray[Any]] = {
+            name: value.memory.data[: value.size] if isinstance(value, Unpickled) else value
+            for name, value in arrays.items()
+        }
+
+    def read(
+        self, name: str, progress: Progress | None = None, into: npt.NDArray[np.uint8] | None = None
+    ) -> npt.NDArray[Any]:
+        array = np.require(self.arrays[name], requirements=["C", "W"])
+        if into is None:
+            return array
+        into[: array.nbytes] = array
+        return into[: array.nbytes]
+
+    def map(self, name: str) -> Any:
+        return self._memories.get(name)
+
+
+def _split(state: State, prefix: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
+    """Separate the values of a tree from its arrays. An array is named by its path, such as ``stores/image/ends/0``."""
+    plain: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
+    for key, value in state.items():
+        if isinstance(value, np.ndarray | PartOfBytes | Unpickled):
+            arrays[prefix + escaped(key)] = value
+        elif isinstance(value, Mapping):
+            plain[key], below = _split(value, f"{prefix}{escaped(key)}/")
+            arrays.update(below)
+        else:
+            plain[key] = value
+    return plain, arrays
+
+
+def _as_bytes(value: Json) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(json.dumps(encode(value.value, value.where)).encode(), dtype=np.uint8)
