@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import sb3_extra_buffers
 import sb3_extra_buffers.compressed as compressed
+import sb3_extra_buffers.gpu_buffers as gpu_buffers
 from sb3_extra_buffers import errors
 
 COMPRESSED = {
@@ -87,3 +91,29 @@ print(*sorted(brought & {"numba", "llvmlite", "zstandard", "lz4", "isal", "trito
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert finished.stdout.split() == []
     assert finished.stderr == ""
+
+
+def test_the_common_classes_are_importable_from_the_top() -> None:
+    names = {name for name in dir(compressed) if name.endswith("Buffer") and "Base" not in name} | {"PrioritizedDQN"}
+    contrib = {name for name in names if "Maskable" in name or "Recurrent" in name}
+    expected = names - contrib | {name for name in dir(gpu_buffers) if name.endswith("Buffer") and "Base" not in name}
+    assert set(sb3_extra_buffers.__all__) == expected
+    for name in expected:
+        home = gpu_buffers if name.startswith("Gpu") else compressed
+        assert getattr(sb3_extra_buffers, name) is getattr(home, name)
+        assert name in dir(sb3_extra_buffers)
+    with pytest.raises(AttributeError, match="no attribute 'NoSuchBuffer'"):
+        sb3_extra_buffers.NoSuchBuffer  # noqa: B018
+
+
+def test_type_checkers_see_the_same_names_at_the_top() -> None:
+    tree = ast.parse(Path(sb3_extra_buffers.__file__).read_text())
+    checked = next(node for node in tree.body if isinstance(node, ast.If))
+    imported = {alias.name for node in checked.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert imported == set(sb3_extra_buffers.__all__)
+
+
+def test_importing_the_package_alone_imports_neither_torch_nor_sb3() -> None:
+    code = "import sys, sb3_extra_buffers; print(*{'torch', 'stable_baselines3', 'numpy'} & set(sys.modules))"
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert finished.stdout.split() == []

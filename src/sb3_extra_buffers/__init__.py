@@ -1,8 +1,61 @@
-"""Experience memory for Stable-Baselines3 that holds observations compressed."""
+"""Compressed replay and rollout buffers for Stable-Baselines3. The common classes can be imported from here."""
+
+from __future__ import annotations
 
 import logging
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sb3_extra_buffers.compressed import (
+        CompressedDictNStepReplayBuffer,
+        CompressedDictPrioritizedReplayBuffer,
+        CompressedDictReplayBuffer,
+        CompressedDictRolloutBuffer,
+        CompressedHerReplayBuffer,
+        CompressedNStepReplayBuffer,
+        CompressedPrioritizedReplayBuffer,
+        CompressedReplayBuffer,
+        CompressedRolloutBuffer,
+        PrioritizedDQN,
+    )
+    from sb3_extra_buffers.gpu_buffers import (
+        GpuDictReplayBuffer,
+        GpuDictRolloutBuffer,
+        GpuReplayBuffer,
+        GpuRolloutBuffer,
+    )
 
 __version__ = "1.0.0.dev0"
 
+__all__ = [
+    "CompressedDictNStepReplayBuffer",
+    "CompressedDictPrioritizedReplayBuffer",
+    "CompressedDictReplayBuffer",
+    "CompressedDictRolloutBuffer",
+    "CompressedHerReplayBuffer",
+    "CompressedNStepReplayBuffer",
+    "CompressedPrioritizedReplayBuffer",
+    "CompressedReplayBuffer",
+    "CompressedRolloutBuffer",
+    "GpuDictReplayBuffer",
+    "GpuDictRolloutBuffer",
+    "GpuReplayBuffer",
+    "GpuRolloutBuffer",
+    "PrioritizedDQN",
+]
+
 # Silent unless the program that uses the library asks for its messages.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
+
+
+def __getattr__(name: str) -> Any:
+    # On first use, because they import torch and SB3, which takes seconds.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    package = "gpu_buffers" if name.startswith("Gpu") else "compressed"
+    return getattr(import_module(f"{__name__}.{package}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,4 +1,4 @@
-"""n-step returns: SB3's, whatever comes in the way, and never one step in silence."""
+"""n-step returns: the same as SB3's, and an error or a warning where they are asked for but not given."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import stable_baselines3
 from gymnasium import spaces
 from stable_baselines3 import DQN, TD3
 from stable_baselines3.common.buffers import NStepReplayBuffer
@@ -14,7 +15,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb3_extra_buffers.compressed import CompressedDictReplayBuffer, CompressedReplayBuffer
 from sb3_extra_buffers.compressed.her_buffer import CompressedHerReplayBuffer
 from sb3_extra_buffers.compressed.nstep_buffer import CompressedDictNStepReplayBuffer, CompressedNStepReplayBuffer
-from sb3_extra_buffers.errors import ConfigurationError
+from sb3_extra_buffers.compressed.prioritized_dqn import PrioritizedDQN
+from sb3_extra_buffers.errors import ArgumentError, ConfigurationError
 from tests.environments import SpaceEnv
 from tests.family.helpers import (
     DICT,
@@ -158,38 +160,33 @@ def test_same_training() -> None:
     )
 
 
-@pytest.mark.filterwarnings("ignore:.n_steps=:UserWarning")  # SB3 2.9 warns as well
 @pytest.mark.parametrize(
-    "arguments", [{"n_steps": 3}, {"replay_buffer_kwargs": {"n_steps": 3}}], ids=["algorithm", "buffer"]
+    ("space", "cls"),
+    [(VECTOR, CompressedReplayBuffer), (DICT, CompressedDictReplayBuffer), (DICT, CompressedHerReplayBuffer)],
+    ids=["Box", "Dict", "HER"],
 )
-@pytest.mark.parametrize(
-    ("space", "cls", "advice"),
-    [
-        (VECTOR, CompressedReplayBuffer, "CompressedNStepReplayBuffer"),
-        (DICT, CompressedDictReplayBuffer, "CompressedDictNStepReplayBuffer"),
-    ],
-    ids=["Box", "Dict"],
-)
-def test_no_n_steps_in_silence(arguments: dict[str, Any], space: spaces.Space, cls: type, advice: str) -> None:
-    policy = "MultiInputPolicy" if isinstance(space, spaces.Dict) else "MlpPolicy"
+def test_a_buffer_without_n_step_returns_refuses_n_steps(space: spaces.Space, cls: Any) -> None:
+    arguments = {"env": None} if cls is CompressedHerReplayBuffer else {}
     with pytest.raises(
-        ConfigurationError, match=f'Use replay_buffer_class={advice} with .*"n_steps": 3, "gamma": 0.95'
+        ArgumentError,
+        match=rf"{cls.__name__}\(\) got .*'n_steps'. For n-step returns, use CompressedNStepReplayBuffer or Compressed",
     ):
-        DQN(policy, SpaceEnv(space), gamma=0.95, buffer_size=10, replay_buffer_class=cls, **arguments)
+        cls(10, space, spaces.Discrete(2), **arguments, n_steps=3)
 
 
-@pytest.mark.filterwarnings("ignore:.n_steps=:UserWarning")
-def test_other_n_steps_than_the_algorithm() -> None:
+@pytest.mark.skipif(
+    tuple(map(int, stable_baselines3.__version__.split(".")[:2])) < (2, 9), reason="SB3 warns since 2.9"
+)
+@pytest.mark.parametrize("cls", [CompressedReplayBuffer, CompressedNStepReplayBuffer])
+def test_sb3_warns_that_it_does_not_pass_on_the_n_steps_of_an_algorithm(cls: type) -> None:
     env = SpaceEnv(VECTOR, spaces.Box(-1, 1, (2,), np.float32))
-    arguments = {"buffer_size": 10, "replay_buffer_class": CompressedNStepReplayBuffer}
-    with pytest.raises(ConfigurationError, match="TD3 was given n_steps=5, its CompressedNStepReplayBuffer n_steps=3"):
-        TD3("MlpPolicy", env, n_steps=5, **arguments)
-    assert TD3("MlpPolicy", env, n_steps=5, replay_buffer_kwargs={"n_steps": 5}, **arguments).replay_buffer.n_steps == 5
+    with pytest.warns(UserWarning, match="`n_steps=5` is ignored"):
+        TD3("MlpPolicy", env, n_steps=5, buffer_size=10, replay_buffer_class=cls)
 
 
-def test_her_has_no_n_steps() -> None:
-    with pytest.raises(ConfigurationError, match="CompressedHerReplayBuffer has no n-step returns, but n_steps=3"):
-        CompressedHerReplayBuffer(10, DICT, spaces.Discrete(2), env=None, n_steps=3)
+def test_a_prioritized_dqn_refuses_two_numbers_of_steps() -> None:
+    with pytest.raises(ConfigurationError, match="was given n_steps=5, but its replay_buffer_kwargs say 3"):
+        PrioritizedDQN("MlpPolicy", SpaceEnv(VECTOR), n_steps=5, buffer_size=10, replay_buffer_kwargs={"n_steps": 3})
 
 
 def test_impossible_number_of_steps() -> None:

@@ -216,7 +216,7 @@ def test_errors_that_are_no_numbers(bad: float) -> None:
 
 def test_wrong_number_of_errors() -> None:
     _, buffer = pair()
-    with pytest.raises(ConfigurationError, match="3 transitions need as many TD errors, but got 2"):
+    with pytest.raises(ConfigurationError, match="3 transitions need 3 TD errors, not 2"):
         buffer.update_priorities(np.arange(3), [1.0, 2.0])
 
 

@@ -1,25 +1,23 @@
-"""Buffers that hold observations compressed, in host memory."""
+"""Compressed buffers in host memory."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from sb3_extra_buffers.codecs.availability import has_igzip, has_lz4, has_numba, has_zstd
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer, DummyCls
-from sb3_extra_buffers.compressed.compressed_array import CompressedArray
-from sb3_extra_buffers.compressed.compression_methods import (
+from sb3_extra_buffers.compressed.compatibility import (
     HAS_IGZIP,
     HAS_LZ4,
     HAS_NUMBA,
     HAS_ZSTD,
-    has_igzip,
-    has_lz4,
-    has_numba,
-    has_zstd,
+    CompressedArray,
+    find_buffer_dtypes,
+    find_smallest_dtype,
+    init_jit,
 )
-from sb3_extra_buffers.compressed.dtypes import find_buffer_dtypes, find_smallest_dtype
 from sb3_extra_buffers.compressed.her_buffer import CompressedHerReplayBuffer
-from sb3_extra_buffers.compressed.jit import init_jit
 from sb3_extra_buffers.compressed.nstep_buffer import CompressedDictNStepReplayBuffer, CompressedNStepReplayBuffer
 from sb3_extra_buffers.compressed.prioritized_buffer import (
     CompressedDictPrioritizedReplayBuffer,
@@ -73,7 +71,7 @@ __all__ = [
     "init_jit",
 ]
 
-# They need sb3-contrib, so they are imported on use, and `from ... import *` leaves them out.
+# They need sb3-contrib, so they are imported on first use, and `from ... import *` leaves them out.
 _FROM_CONTRIB = {
     "CompressedMaskableDictRolloutBuffer": "maskable_buffer",
     "CompressedMaskableRolloutBuffer": "maskable_buffer",

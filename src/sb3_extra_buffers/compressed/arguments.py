@@ -1,8 +1,8 @@
 """Which arguments a buffer class takes.
 
-The positional ones are those of SB3's class, in its order, and each class writes them out. All of ours are
-keyword-only, written out with their defaults once, in the constructor that uses them. Classes in between pass them on
-as ``**options``, typed by a ``TypedDict``; :func:`signature_of` puts them into what ``inspect.signature`` shows.
+Positional arguments are those of SB3's class, in its order, and each class writes them out. All of ours are
+keyword-only. The constructor that uses an option writes it out, with its default. Derived classes pass options on as
+``**options``, typed by a ``TypedDict``; :func:`signature_of` adds them to what ``inspect.signature`` shows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sb3_extra_buffers.storage.config import FrameStack
 
 
 class CommonOptions(TypedDict, total=False):
-    """What all buffers have. :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer` says what they mean."""
+    """Options of all buffers, explained in :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`."""
 
     compression_method: str
     compression_kwargs: Mapping[str, Any] | None
@@ -48,11 +48,11 @@ class ReplayOptions(StorageOptions, total=False):
 
 
 def signature_of(cls: type, root: type) -> inspect.Signature:
-    """How ``cls`` is called: the arguments of its constructor, with those of the next in the place of ``**options``.
+    """The arguments of the constructor of ``cls``, with those of its base classes instead of ``**options``.
 
-    :param root: Only constructors of classes derived from this one count. SB3's, in between, have no other arguments.
+    :param root: Only constructors of classes derived from this one count. SB3's have no further arguments.
     """
-    # Not issubclass(): of a class that is being made, abc takes its parent's cache for its own and spoils it.
+    # Not issubclass(): while a class is being created, abc would put the answer into the cache of its parent.
     constructors = list(_constructors(base for base in cls.__mro__ if root in base.__mro__))
     found: dict[str, Parameter] = {}
     takes_positional = True
@@ -67,7 +67,7 @@ def signature_of(cls: type, root: type) -> inspect.Signature:
             break
     try:
         return inspect.Signature(sorted(found.values(), key=lambda parameter: parameter.kind))
-    except ValueError:  # a user's class with optional arguments before ours: it speaks for itself
+    except ValueError:  # a user's class with optional arguments before ours: show its own signature
         return inspect.Signature(list(inspect.signature(constructors[0]).parameters.values())[1:])
 
 
@@ -80,6 +80,8 @@ def check_options(cls: type, options: Iterable[str]) -> None:
     own = [name for name in inspect.signature(cls).parameters if name not in _GIVEN_BY_ALGORITHMS]
     similar = difflib.get_close_matches(unknown[0], own, n=1)
     advice = f"Did you mean {similar[0]!r}? " if similar else ""
+    if unknown[0] == "n_steps":
+        advice = "For n-step returns, use CompressedNStepReplayBuffer or CompressedDictNStepReplayBuffer. "
     raise ArgumentError(
         f"{cls.__name__}() got an unexpected keyword argument {unknown[0]!r}. {advice}Its options are {', '.join(own)}."
     )

@@ -1,11 +1,15 @@
-"""Replay buffers to and from those of SB3, Minari's datasets and plain arrays."""
+"""Replay buffers to and from SB3's buffers, Minari's datasets and plain arrays.
+
+The methods of :class:`~sb3_extra_buffers.compressed.replay_buffer.CompressedReplayBuffer` say what each function does.
+None of them decodes a whole buffer at once.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,180 +25,108 @@ from sb3_extra_buffers.persistence.files import bar
 
 if TYPE_CHECKING:
     from minari import MinariDataset
-    from typing_extensions import Self
+
+Buffer = TypeVar("Buffer", bound=ReplayBuffer)
 
 _SLOTS_AT_ONCE = 256
+_FIELDS = ("actions", "rewards", "dones", "timeouts")
 
 
-class Conversions(ReplayBuffer):
-    """What a compressed replay buffer can be turned into and made from. Nothing is ever decoded as a whole."""
-
-    def to_numpy(self, chunk_size: int = 1024) -> Iterator[dict[str, Any]]:
-        """All transitions as SB3's arrays, oldest first, ``chunk_size`` slots at a time.
-
-        Each chunk has ``observations``, ``next_observations``, ``actions``, ``rewards``, ``dones`` and ``timeouts`` of
-        shape ``(slots, n_envs, ...)``; observations of a Dict space are dicts.
-        """
-        slots = self._slots_by_age()
-        for start in range(0, len(slots), chunk_size):
-            chosen = slots[start : start + chunk_size]
-            fields = {name: getattr(self, name)[chosen] for name in ("actions", "rewards", "dones", "timeouts")}
-            yield {
-                "observations": _at(self.observations, chosen),
-                "next_observations": _at(self.next_observations, chosen),
-                **fields,
-            }
-
-    def to_sb3(self) -> ReplayBuffer:
-        """SB3's ``ReplayBuffer`` or ``DictReplayBuffer`` with the same transitions in the same places."""
-        is_dict = isinstance(self.observation_space, spaces.Dict)
-        optimize = self.optimize_memory_usage and not is_dict  # which SB3's Dict buffer does not know
-        plain = (DictReplayBuffer if is_dict else ReplayBuffer)(
-            self.buffer_size * self.n_envs,
-            self.observation_space,  # type: ignore[arg-type]  # a Dict space for the Dict buffer
-            self.action_space,
-            self.device,
-            n_envs=self.n_envs,
-            optimize_memory_usage=optimize,
-            handle_timeout_termination=self.handle_timeout_termination,
-        )
-        for name in ("actions", "rewards", "dones", "timeouts"):
-            getattr(plain, name)[:] = getattr(self, name)
-        # With optimize_memory_usage, the next observation of the newest transition is one slot further.
-        used = self.buffer_size if self.full else min(self.pos + int(optimize), self.buffer_size)
-        for start in range(0, used, _SLOTS_AT_ONCE):
-            slots = np.arange(start, min(start + _SLOTS_AT_ONCE, used))
-            _put(plain.observations, slots, _at(self.observations, slots))
-            if not optimize:
-                _put(plain.next_observations, slots, _at(self.next_observations, slots))
-        plain.pos, plain.full = self.pos, self.full
-        return plain
-
-    @classmethod
-    def from_sb3(cls, source: ReplayBuffer | str | Path, device: th.device | str = "auto", **kwargs: Any) -> Self:
-        """A buffer with the transitions of one of SB3's, in the same places, so that it samples the same.
-
-        :param source: A ``ReplayBuffer`` or ``DictReplayBuffer``, or the file that ``model.save_replay_buffer`` wrote.
-            Such a file is a pickle, and runs whatever code is in it: give only files that you trust.
-        :param kwargs: Further arguments of this class, such as ``compression_method``.
-        """
-        if not isinstance(source, ReplayBuffer):
-            source = load_from_pkl(source)
-        if not isinstance(source, ReplayBuffer) or isinstance(source, HerReplayBuffer):
-            raise ConfigurationError(
-                f"A {type(source).__name__} cannot be converted, only SB3's ReplayBuffer and DictReplayBuffer."
-            )
-        arguments = {
-            "optimize_memory_usage": source.optimize_memory_usage,
-            "handle_timeout_termination": source.handle_timeout_termination,
-            **kwargs,
+def to_numpy(buffer: ReplayBuffer, chunk_size: int) -> Iterator[dict[str, Any]]:
+    slots = _complete_slots(buffer)
+    for start in range(0, len(slots), chunk_size):
+        chosen = slots[start : start + chunk_size]
+        yield {
+            "observations": _at(buffer.observations, chosen),
+            "next_observations": _at(buffer.next_observations, chosen),
+            **{name: getattr(buffer, name)[chosen] for name in _FIELDS},
         }
-        buffer = cls(
-            source.buffer_size * source.n_envs,
-            source.observation_space,
-            source.action_space,
-            device=device,
-            n_envs=source.n_envs,
-            **arguments,
+
+
+def to_sb3(buffer: ReplayBuffer) -> ReplayBuffer:
+    is_dict = isinstance(buffer.observation_space, spaces.Dict)
+    optimize = buffer.optimize_memory_usage and not is_dict  # which SB3's Dict buffer does not have
+    plain = (DictReplayBuffer if is_dict else ReplayBuffer)(
+        buffer.buffer_size * buffer.n_envs,
+        buffer.observation_space,  # type: ignore[arg-type]  # a Dict space for the Dict buffer
+        buffer.action_space,
+        buffer.device,
+        n_envs=buffer.n_envs,
+        optimize_memory_usage=optimize,
+        handle_timeout_termination=buffer.handle_timeout_termination,
+    )
+    for name in _FIELDS:
+        getattr(plain, name)[:] = getattr(buffer, name)
+    # With optimize_memory_usage, the next observation of the newest transition is one slot further.
+    used = buffer.buffer_size if buffer.full else min(buffer.pos + int(optimize), buffer.buffer_size)
+    for start in range(0, used, _SLOTS_AT_ONCE):
+        slots = np.arange(start, min(start + _SLOTS_AT_ONCE, used))
+        _put(plain.observations, slots, _at(buffer.observations, slots))
+        if not optimize:
+            _put(plain.next_observations, slots, _at(buffer.next_observations, slots))
+    plain.pos, plain.full = buffer.pos, buffer.full
+    return plain
+
+
+def from_sb3(cls: type[Buffer], source: ReplayBuffer | str | Path, **arguments: Any) -> Buffer:
+    if not isinstance(source, ReplayBuffer):
+        source = load_from_pkl(source)
+    if not isinstance(source, ReplayBuffer) or isinstance(source, HerReplayBuffer):
+        raise ConfigurationError(
+            f"A {type(source).__name__} cannot be converted, only SB3's ReplayBuffer and DictReplayBuffer."
         )
-        size = source.buffer_size
-        slot_bytes = sum(part.nbytes for part in _parts(_at(source.observations, 0)))
-        with bar("converting", slot_bytes * source.size(), None) as update:
-            for slot in _slots_by_age(source).tolist():
-                obs: Any = source.observations
-                following: Any = obs if source.optimize_memory_usage else source.next_observations
-                after = (slot + 1) % size if source.optimize_memory_usage else slot
-                buffer.pos = slot
-                buffer.add(
-                    _at(obs, slot),
-                    _at(following, after),
-                    source.actions[slot],
-                    source.rewards[slot],
-                    source.dones[slot],
-                    [{"TimeLimit.truncated": bool(timeout)} for timeout in source.timeouts[slot]],
-                )
-                update(slot_bytes)
-        buffer.pos, buffer.full = source.pos, source.full
-        return buffer
+    for name in ("optimize_memory_usage", "handle_timeout_termination"):
+        arguments.setdefault(name, getattr(source, name))
+    size, n_envs = source.buffer_size, source.n_envs
+    buffer = cls(size * n_envs, source.observation_space, source.action_space, n_envs=n_envs, **arguments)
+    observations: Any = source.observations
+    following: Any = observations if source.optimize_memory_usage else source.next_observations
+    shift = 1 if source.optimize_memory_usage else 0
+    parts = observations.values() if isinstance(observations, dict) else [observations]
+    slot_bytes = sum(part[0].nbytes for part in parts)
+    with bar("converting", slot_bytes * source.size(), None) as update:
+        for slot in _slots_by_age(source).tolist():
+            buffer.pos = slot
+            buffer.add(
+                _at(observations, slot),
+                _at(following, (slot + shift) % size),
+                source.actions[slot],
+                source.rewards[slot],
+                source.dones[slot],
+                [{"TimeLimit.truncated": bool(timeout)} for timeout in source.timeouts[slot]],
+            )
+            update(slot_bytes)
+    buffer.pos, buffer.full = source.pos, source.full
+    return buffer
 
-    def to_minari(self, dataset_id: str, **kwargs: Any) -> MinariDataset:
-        """A dataset of Minari on disk, an episode for each that the buffer holds, or holds a part of.
 
-        An episode whose end is not in the buffer, because it goes on, ends with a truncation in the dataset, as does
-        one that the environment left without a word. One whose beginning was overwritten begins later. Images are
-        stored without loss.
+def to_minari(buffer: ReplayBuffer, dataset_id: str, **arguments: Any) -> MinariDataset:
+    minari = _minari()
+    given = {"observation_space": buffer.observation_space, "action_space": buffer.action_space, "jpeg_encoding": False}
+    # Its annotation asks for a list of episodes, but it takes one after the other.
+    dataset: MinariDataset = minari.create_dataset_from_buffers(dataset_id, _episodes(buffer), **{**given, **arguments})
+    return dataset
 
-        :param dataset_id: As Minari wants it: ``"game/name-v0"``.
-        :param kwargs: Further arguments of ``minari.create_dataset_from_buffers``.
-        """
-        minari = _minari()
-        given = {"observation_space": self.observation_space, "action_space": self.action_space, "jpeg_encoding": False}
-        # It asks for a list, but takes one episode after the other.
-        dataset: MinariDataset = minari.create_dataset_from_buffers(dataset_id, self._episodes(), **{**given, **kwargs})
-        return dataset
 
-    @classmethod
-    def from_minari(
-        cls,
-        dataset: MinariDataset | str,
-        device: th.device | str = "auto",
-        buffer_size: int | None = None,
-        **kwargs: Any,
-    ) -> Self:
-        """A buffer for one environment with the transitions of a dataset of Minari.
-
-        :param dataset: The dataset, or its id.
-        :param buffer_size: By default, the number of transitions in the dataset.
-        :param kwargs: Further arguments of this class.
-        """
-        if isinstance(dataset, str):
-            dataset = _minari().load_dataset(dataset)
-        size = buffer_size or int(dataset.total_steps)
-        buffer = cls(size, dataset.observation_space, dataset.action_space, device=device, n_envs=1, **kwargs)
-        for episode in dataset.iterate_episodes():
-            for step in range(len(episode.rewards)):
-                terminated, truncated = bool(episode.terminations[step]), bool(episode.truncations[step])
-                buffer.add(
-                    _at(episode.observations, slice(step, step + 1)),
-                    _at(episode.observations, slice(step + 1, step + 2)),
-                    np.asarray(episode.actions[step : step + 1]),
-                    np.asarray(episode.rewards[step : step + 1]),
-                    np.array([terminated or truncated]),
-                    [{"TimeLimit.truncated": truncated and not terminated}],
-                )
-        return buffer
-
-    def _slots_by_age(self) -> npt.NDArray[np.int64]:
-        slots = _slots_by_age(self)
-        # With optimize_memory_usage, the oldest transition has lost its observation to the newest one.
-        return slots[1:] if self.optimize_memory_usage and self.full else slots
-
-    def _episodes(self) -> Iterator[Any]:
-        """For Minari, one environment after the other."""
-        from minari.data_collector import EpisodeBuffer
-
-        slots = self._slots_by_age()
-        for env in range(self.n_envs):
-            for part in np.split(slots, np.flatnonzero(self.dones[slots, env]) + 1):
-                envs = np.full(len(part), env)
-                obs, next_obs = (_at(array, (part, envs)) for array in (self.observations, self.next_observations))
-                # A reset that no done tells of is an end as well.
-                breaks = np.flatnonzero(_differ(_at(next_obs, slice(None, -1)), _at(obs, slice(1, None)))) + 1
-                for rows in np.split(np.arange(len(part)), breaks):
-                    if not len(rows):
-                        continue
-                    truncations = self.timeouts[part[rows], env] > 0
-                    terminations = (self.dones[part[rows], env] > 0) & ~truncations
-                    truncations[-1] |= not terminations[-1]
-                    yield EpisodeBuffer(
-                        observations=_as_in_space(
-                            _joined(_at(obs, rows), _at(next_obs, rows[-1:])), self.observation_space
-                        ),
-                        actions=_as_in_space(self.actions[part[rows], env], self.action_space),
-                        rewards=self.rewards[part[rows], env],
-                        terminations=terminations,
-                        truncations=truncations,
-                    )
+def from_minari(
+    cls: type[Buffer], dataset: MinariDataset | str, buffer_size: int | None, device: th.device | str, **arguments: Any
+) -> Buffer:
+    if isinstance(dataset, str):
+        dataset = _minari().load_dataset(dataset)
+    size = buffer_size or int(dataset.total_steps)
+    buffer = cls(size, dataset.observation_space, dataset.action_space, device=device, n_envs=1, **arguments)
+    for episode in dataset.iterate_episodes():
+        for step in range(len(episode.rewards)):
+            terminated, truncated = bool(episode.terminations[step]), bool(episode.truncations[step])
+            buffer.add(
+                _at(episode.observations, slice(step, step + 1)),
+                _at(episode.observations, slice(step + 1, step + 2)),
+                np.asarray(episode.actions[step : step + 1]),
+                np.asarray(episode.rewards[step : step + 1]),
+                np.array([terminated or truncated]),
+                [{"TimeLimit.truncated": truncated and not terminated}],
+            )
+    return buffer
 
 
 def _minari() -> Any:
@@ -205,47 +137,75 @@ def _minari() -> Any:
     return require("minari", "A dataset of Minari", "minari")
 
 
+def _episodes(buffer: ReplayBuffer) -> Iterator[Any]:
+    """Minari's episodes, one environment after the other."""
+    from minari.data_collector import EpisodeBuffer
+
+    slots = _complete_slots(buffer)
+    for env in range(buffer.n_envs):
+        for part in np.split(slots, np.flatnonzero(buffer.dones[slots, env]) + 1):
+            envs = np.full(len(part), env)
+            obs, next_obs = (_at(array, (part, envs)) for array in (buffer.observations, buffer.next_observations))
+            # A reset without a done also ends an episode.
+            breaks = np.flatnonzero(_differ(_at(next_obs, slice(None, -1)), _at(obs, slice(1, None)))) + 1
+            for rows in np.split(np.arange(len(part)), breaks):
+                if not len(rows):
+                    continue
+                where = part[rows], env
+                truncations = buffer.timeouts[where] > 0
+                terminations = (buffer.dones[where] > 0) & ~truncations
+                truncations[-1] |= not terminations[-1]
+                observations = _for_each_key(_concatenated, _at(obs, rows), _at(next_obs, rows[-1:]))
+                yield EpisodeBuffer(
+                    observations=_as_in_space(observations, buffer.observation_space),
+                    actions=_as_in_space(buffer.actions[where], buffer.action_space),
+                    rewards=buffer.rewards[where],
+                    terminations=terminations,
+                    truncations=truncations,
+                )
+
+
 def _slots_by_age(buffer: ReplayBuffer) -> npt.NDArray[np.int64]:
     """Slots that hold a transition, oldest first."""
     oldest = buffer.pos if buffer.full else 0
     return (oldest + np.arange(buffer.size())) % buffer.buffer_size
 
 
+def _complete_slots(buffer: ReplayBuffer) -> npt.NDArray[np.int64]:
+    """The same without the oldest, if ``optimize_memory_usage`` has overwritten its observation."""
+    slots = _slots_by_age(buffer)
+    return slots[1:] if buffer.optimize_memory_usage and buffer.full else slots
+
+
+def _for_each_key(function: Callable[..., Any], first: Any, *others: Any) -> Any:
+    """``function`` of arrays, or of the arrays of each key."""
+    if isinstance(first, dict):
+        return {key: function(part, *(other[key] for other in others)) for key, part in first.items()}
+    return function(first, *others)
+
+
 def _at(observations: Any, key: Any) -> Any:
-    if isinstance(observations, dict):
-        return {name: array[key] for name, array in observations.items()}
-    return observations[key]
-
-
-def _parts(observations: Any) -> list[Any]:
-    return list(observations.values()) if isinstance(observations, dict) else [observations]
+    return _for_each_key(lambda array: array[key], observations)
 
 
 def _put(observations: Any, slots: npt.NDArray[np.int64], values: Any) -> None:
-    if isinstance(observations, dict):
-        for name, array in observations.items():
-            array[slots] = values[name]
-    else:
-        observations[slots] = values
+    _for_each_key(lambda array, part: array.__setitem__(slots, part), observations, values)
+
+
+def _concatenated(first: npt.NDArray[Any], last: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.concatenate([first, last])
 
 
 def _differ(left: Any, right: Any) -> npt.NDArray[np.bool_]:
     """Which rows are not equal, NaN being equal to itself."""
     if isinstance(left, dict):
-        parts = [_differ(array, right[name]) for name, array in left.items()]
-        return np.logical_or.reduce(parts)  # type: ignore[no-any-return]
+        return np.logical_or.reduce([_differ(array, right[key]) for key, array in left.items()])  # type: ignore[no-any-return]
     same = (left == right) | ((left != left) & (right != right))
     return ~same.all(axis=tuple(range(1, same.ndim)))  # type: ignore[no-any-return]
 
 
-def _joined(first: Any, last: Any) -> Any:
-    if isinstance(first, dict):
-        return {name: np.concatenate([array, last[name]]) for name, array in first.items()}
-    return np.concatenate([first, last])
-
-
 def _as_in_space(rows: Any, space: spaces.Space[Any]) -> Any:
-    """SB3 keeps a number as an array of one and actions as rows; in their space they may have no axis, or several."""
+    """Rows in the shape and dtype of their space: SB3 stores a number as an array of one, and actions flat."""
     if isinstance(space, spaces.Dict):
-        return {name: _as_in_space(rows[name], part) for name, part in space.spaces.items()}
+        return {key: _as_in_space(rows[key], part) for key, part in space.spaces.items()}
     return rows.reshape(len(rows), *(space.shape or ())).astype(space.dtype, copy=False)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.type_aliases import DictReplayBufferSamples
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from stable_baselines3.her import GoalSelectionStrategy, HerReplayBuffer
 from typing_extensions import Unpack
@@ -22,7 +23,7 @@ register_decoder("$goals", lambda name: GoalSelectionStrategy[name])
 
 
 class _BehindHer(CompressedDictReplayBuffer):
-    """What ``HerReplayBuffer`` takes for ``DictReplayBuffer``. Options that it does not know come here past it."""
+    """Stands where ``HerReplayBuffer`` expects ``DictReplayBuffer``, and adds the options that SB3 does not know."""
 
     _options: ReplayOptions
 
@@ -30,7 +31,7 @@ class _BehindHer(CompressedDictReplayBuffer):
         super().__init__(*args, **kwargs, **self._options)
 
     def _reopen(self) -> None:
-        """Not yet: ``HerReplayBuffer`` creates its own arrays after this."""
+        """Later: ``HerReplayBuffer`` has not created its own arrays yet."""
 
 
 class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):
@@ -61,15 +62,14 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):
             )
         if options.get("prefetch"):
             raise ConfigurationError(
-                "prefetch=True is not for CompressedHerReplayBuffer, whose goals are drawn when it is sampled. "
-                "Leave it out."
+                "prefetch=True is not for CompressedHerReplayBuffer, which draws goals when it samples. Leave it out."
             )
         self._options = options
         super().__init__(
             buffer_size,
             observation_space,
             action_space,
-            env,  # type: ignore[arg-type]  # None until set_env(), as SB3 has it for buffers that were loaded
+            env,  # type: ignore[arg-type]  # None until set_env(), as in loaded buffers of SB3
             device,
             n_envs,
             handle_timeout_termination=handle_timeout_termination,
@@ -79,7 +79,7 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):
         )
         del self._options
         if not self.copy_info_dict:
-            self.infos = self.infos[:0].copy()  # a dict for every transition that nobody will ask for
+            self.infos = self.infos[:0].copy()  # SB3 has a dict for every transition, which is never used
         CompressedDictReplayBuffer._reopen(self)
 
     _saved_fields = (*_BehindHer._saved_fields, "ep_start", "ep_length", "_current_ep_start")
@@ -126,38 +126,34 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):
         infos: list[dict[str, Any]],
     ) -> None:
         if self._folder is not None:
-            self._folder.before_adding(self)  # now, between two steps: SB3's method begins with half of the next one
-        # SB3's method gives up the episode that is being overwritten before it knows that there is something to write.
+            self._folder.before_adding(self)  # now: SB3's method changes episodes before it stores the step
+        # SB3's method removes the episode that is being overwritten before it checks the new transition.
         pos = self.pos
         before = self.ep_start[pos].copy(), self.ep_length[pos].copy(), self.infos[pos : pos + 1].copy()
         try:
             super().add(obs, next_obs, action, reward, done, infos)
         except BaseException:
             if self.pos == pos:
-                self._take_back(pos, *before)
-            else:  # Ctrl-C after the transition was stored: what belongs to it is done as well
+                self._put_episodes_back(pos, *before)
+            else:  # Ctrl-C after the transition was stored: finish its episodes
                 for env_index in np.flatnonzero(self.dones[pos]).tolist():
                     if self.ep_length[pos, env_index] == 0:
                         self._compute_episode_length(env_index)
             raise
 
-    def _take_back(
-        self,
-        pos: int,
-        starts: npt.NDArray[np.int64],
-        lengths: npt.NDArray[np.int64],
-        infos: npt.NDArray[Any],
+    def _put_episodes_back(
+        self, pos: int, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], infos: npt.NDArray[Any]
     ) -> None:
-        """Have the episodes again that a transition was going to overwrite."""
+        """Restore the episodes that a transition was going to overwrite."""
         for env_index, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
             if length > 0:
-                # What was before ``pos`` has been overwritten already.
+                # Steps before ``pos`` have been overwritten already.
                 self.ep_length[np.arange(pos, start + length) % self.buffer_size, env_index] = length
         self.ep_start[pos] = starts
         self.infos[pos : pos + 1] = infos
 
     def _check_episodes(self, state: SavedState) -> None:
-        """Every transition of an episode lies within it, and it within the buffer. Goals are drawn from there."""
+        """Check that episodes contain their transitions and lie in the buffer, because goals are drawn from them."""
         slots = np.arange(self.buffer_size)[:, None]
         within = (slots - self.ep_start) % self.buffer_size < self.ep_length
         in_buffer = (self.ep_start >= 0) & (self.ep_start < self.buffer_size) & (self.ep_length <= self.buffer_size)
@@ -166,7 +162,7 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):
         if not ((self._current_ep_start >= 0) & (self._current_ep_start < self.buffer_size)).all():
             raise state.error("fields/_current_ep_start", "is not in the buffer")
 
-    def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> DictReplayBufferSamples:  # type: ignore[override]
         self._check_folder()
         return super().sample(batch_size, env)
 
@@ -176,5 +172,5 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):
         env_indices: npt.NDArray[np.int64],
         env: VecNormalize | None = None,
     ) -> Any:
-        # SB3 draws both at once and gives views of that, where compiled code wants arrays.
+        # SB3 passes views of one array, but compiled code needs contiguous arrays.
         return self._samples_at(batch_indices.copy(), env_indices.copy(), env)

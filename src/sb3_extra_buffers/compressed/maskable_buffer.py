@@ -24,15 +24,15 @@ class _Maskable(CompressedRolloutBuffer):
     action_masks: npt.NDArray[np.float32]
     mask_dims: int
 
-    def _rows_beside(self, action_masks: Any = None, **unknown: Any) -> dict[str, npt.NDArray[Any]]:
-        rows = super()._rows_beside(**unknown)
+    def _extra_rows(self, action_masks: Any = None, **unknown: Any) -> dict[str, npt.NDArray[Any]]:
+        rows = super()._extra_rows(**unknown)
         if action_masks is not None:
             masks = np.asarray(on_host(action_masks)).reshape(self.n_envs, self.mask_dims)
             rows["action_masks"] = row_of(self.action_masks, masks)
         return rows
 
 
-# contrib's add() takes *args, whatever they are.
+# contrib's add() takes any *args.
 class CompressedMaskableRolloutBuffer(_Maskable, MaskableRolloutBuffer):  # type: ignore[misc]
     """contrib's ``MaskableRolloutBuffer`` with compressed observations.
 

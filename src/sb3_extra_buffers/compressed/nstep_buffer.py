@@ -1,4 +1,4 @@
-"""Replay buffers that give n-step returns."""
+"""Replay buffers with n-step returns."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ class CompressedNStepReplayBuffer(CompressedReplayBuffer, NStepReplayBuffer):
 
     Further arguments: see :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`.
 
-    :param n_steps: How many rewards a transition adds up, fewer where an episode or the buffer ends before.
-    :param gamma: The discount factor, that of the algorithm.
+    SB3 passes neither ``n_steps`` nor ``gamma`` of the algorithm to a buffer class that you choose, so pass both in
+    ``replay_buffer_kwargs``.
+
+    :param n_steps: How many rewards a return adds up, or fewer where the episode ends or the newest step is reached.
+    :param gamma: The discount factor of the algorithm.
     """
 
     def __init__(
@@ -67,19 +70,19 @@ class CompressedNStepReplayBuffer(CompressedReplayBuffer, NStepReplayBuffer):
         env: VecNormalize | None,
         last_inds: npt.NDArray[np.int64] | None = None,
     ) -> Any:
-        # Not SB3's method: it draws the environments itself, decodes twice, and writes to `timeouts` while it samples.
+        # Not SB3's method: it draws environments itself, decodes twice, and changes `timeouts` while it samples.
         steps = np.arange(self.n_steps)
         window = (batch_inds[:, None] + steps) % self.buffer_size, env_indices[:, None]
-        # What comes after the newest transition is the oldest one.
+        # The slot after the newest transition holds the oldest one.
         is_last = (window[0] == (self.pos - 1) % self.buffer_size) | (self.dones[window] + self.timeouts[window] > 0)
         is_last[:, -1] = True
-        n_taken = is_last.argmax(axis=1)[:, None] + 1
+        n_added = is_last.argmax(axis=1)[:, None] + 1
         rewards = self._normalize_reward(self.rewards[window], env)
         powers = self.gamma ** steps.astype(np.float32)
-        samples = super()._samples_at(batch_inds, env_indices, env, (batch_inds + n_taken[:, 0] - 1) % self.buffer_size)
+        samples = super()._samples_at(batch_inds, env_indices, env, (batch_inds + n_added[:, 0] - 1) % self.buffer_size)
         return samples._replace(
-            rewards=self.to_torch((rewards * powers * (steps < n_taken)).sum(axis=1, keepdims=True)),
-            discounts=self.to_torch(self.gamma ** n_taken.astype(np.float32)),
+            rewards=self.to_torch((rewards * powers * (steps < n_added)).sum(axis=1, keepdims=True)),
+            discounts=self.to_torch(self.gamma ** n_added.astype(np.float32)),
         )
 
 

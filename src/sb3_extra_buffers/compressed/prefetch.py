@@ -1,4 +1,4 @@
-"""Decoding the next batch while the model trains on this one."""
+"""Decode the next batch while the model trains on this one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import torch as th
 
 
 class Prefetcher:
-    """Keeps one batch ahead for each batch size, decoded by a thread of its own.
+    """Keeps one batch ahead for each batch size, decoded by a background thread.
 
-    What to sample is drawn by the caller, in the caller's thread, so that runs stay repeatable. They differ from runs
-    without prefetching, since a batch is drawn one call earlier than it is used.
+    The caller draws the indices, in its own thread, so that runs stay repeatable. They differ from runs without
+    prefetching, since a batch is drawn one call earlier than it is used.
     """
 
     def __init__(self) -> None:
@@ -31,9 +31,9 @@ class Prefetcher:
         self._device: th.device | None = None
 
     def next(self, batch_size: int, device: th.device, draw: Callable[[], Any]) -> Any:
-        """The batch drawn in the last call, and draw another one for the next. ``draw`` ends in :meth:`submit`.
+        """Return the batch that the last call drew, and draw one for the next call. ``draw`` ends in :meth:`submit`.
 
-        :param device: Where batches go. What was drawn for another device is forgotten.
+        :param device: Where batches go. Batches that were drawn for another device are dropped.
         """
         if device != self._device:
             self.forget()
@@ -44,36 +44,36 @@ class Prefetcher:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """While a transition is added. What was drawn before is read before, however late its thread wakes up."""
+        """While a transition is added. Batches that were drawn before it are read before it."""
         self.wait()
         with self._lock:
             yield
 
     @contextmanager
     def invalidated(self) -> Iterator[None]:
-        """While contents change in any other way. What was drawn before is forgotten."""
+        """While contents change in any other way. Batches that were drawn before are dropped."""
         with self.paused():
             self.forget()
             yield
 
     def submit(self, read: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Read in the background, while nothing is changed."""
+        """Read in the background, while nothing changes."""
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="sb3-extra-buffers-prefetch")
         return self._executor.submit(self._read, read, *arguments)
 
     def wait(self) -> None:
-        """Until nothing is being read."""
+        """Wait until nothing is being read."""
         wait(self._ahead.values())
 
     def forget(self) -> None:
-        """Throw away what was drawn: the buffer's contents are no longer what they were."""
+        """Drop all batches that were drawn, because the contents of the buffer have changed."""
         for batch in self._ahead.values():
             batch.cancel()
         self._ahead.clear()
 
     def close(self) -> None:
-        """Forget everything and end the thread. The next batch starts another one."""
+        """Drop all batches and end the thread. The next batch starts another one."""
         self.forget()
         executor, self._executor = self._executor, None
         if executor is not None:
@@ -83,22 +83,18 @@ class Prefetcher:
         with self._lock:
             return read(*arguments)
 
-    def __reduce__(self) -> tuple[type[Prefetcher], tuple[()]]:
-        # Threads and locks cannot be pickled, and batches need not be: a loaded buffer starts anew.
-        return Prefetcher, ()
-
 
 _all_prefetchers: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
 
 
 def _wait_before_fork() -> None:
-    """So that the child does not get what a thread has half done, and does not have."""
+    """The child has no copy of the thread, so it must not get a batch that is half read."""
     for prefetcher in list(_all_prefetchers):
         prefetcher.wait()
 
 
 def _start_anew_in_child() -> None:
-    """Threads do not survive a fork: what was drawn would never be read."""
+    """Threads do not survive a fork: batches would never be read."""
     for prefetcher in list(_all_prefetchers):
         prefetcher._start()
 

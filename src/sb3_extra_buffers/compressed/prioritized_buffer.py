@@ -1,6 +1,6 @@
 """Prioritized experience replay, the proportional variant of https://arxiv.org/abs/1511.05952.
 
-Any off-policy algorithm can use it. What its ``train()`` has to do beyond sampling::
+Any off-policy algorithm can use it. Its ``train()`` has to do this::
 
     buffer.progress_remaining = self._current_progress_remaining   # if beta is a schedule
     batch = buffer.sample(batch_size, env=self._vec_normalize_env)
@@ -35,7 +35,7 @@ from sb3_extra_buffers.storage.usage import MemoryUsage
 
 
 class PrioritizedReplayBufferSamples(NamedTuple):
-    """SB3's fields, and two more."""
+    """SB3's fields, importance-sampling weights, and indices to update priorities by."""
 
     observations: th.Tensor | TensorDict
     actions: th.Tensor
@@ -44,22 +44,23 @@ class PrioritizedReplayBufferSamples(NamedTuple):
     rewards: th.Tensor
     discounts: th.Tensor | None
     weights: th.Tensor
-    """What makes up for the unequal chances, ``(batch_size, 1)``; the largest of a batch is 1."""
+    """Importance-sampling weights, ``(batch_size, 1)``; the largest of a batch is 1."""
     indices: npt.NDArray[np.int64]
     """For :meth:`CompressedPrioritizedReplayBuffer.update_priorities`."""
 
 
 class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
-    """Draws transitions in proportion to ``(|TD error| + epsilon) ** alpha``, new ones with the largest priority yet.
+    """Samples transitions in proportion to ``(|TD error| + epsilon) ** alpha``.
 
-    Further arguments: those of :class:`~sb3_extra_buffers.compressed.replay_buffer.CompressedReplayBuffer`.
+    New transitions get the largest priority so far. Further arguments: those of
+    :class:`~sb3_extra_buffers.compressed.replay_buffer.CompressedReplayBuffer`.
 
-    :param alpha: From 0, all transitions are drawn alike, to 1.
-    :param beta: How much of the bias the weights make up for: from 0, nothing, to 1, all of it. A number or a schedule,
-        which is a function of the progress remaining that goes from 1 to 0.
-    :param epsilon: Keeps transitions without a TD error in the game.
+    :param alpha: From 0, uniform sampling, to 1, sampling in proportion to the TD error.
+    :param beta: The exponent of the importance-sampling weights: from 0, no correction of the bias, to 1, full
+        correction. A number or a schedule, which is a function of the remaining progress (from 1 to 0).
+    :param epsilon: Keeps the priority of transitions without a TD error above 0.
     :param n_steps: With more than 1, rewards are n-step returns, as in ``CompressedNStepReplayBuffer``.
-    :param gamma: The discount factor for n-step returns, that of the algorithm.
+    :param gamma: The discount factor of the algorithm, for n-step returns.
     """
 
     def __init__(
@@ -87,13 +88,13 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
             raise ConfigurationError(f"epsilon must be a number above 0, not {epsilon}.")
         if options.get("prefetch"):
             raise ConfigurationError(
-                "prefetch=True is not for prioritized buffers, where a batch changes the chances of the next. "
+                "prefetch=True is not for prioritized buffers, where each batch changes the priorities for the next. "
                 "Leave it out."
             )
         self.alpha = alpha
         self.epsilon = epsilon
         self.progress_remaining = 1.0
-        """For a schedule. The algorithm keeps it up to date."""
+        """The argument of a schedule. The algorithm has to update it."""
         self.max_priority = 1.0
         self._beta = beta if isinstance(beta, _Beta) else _Beta(beta)
         super().__init__(
@@ -125,12 +126,12 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
             try:
                 super().add(*args, **kwargs)
             except BaseException:
-                if self.pos != slot:  # Ctrl-C after the transition was stored: it has a priority, too
-                    self._give_priority(slot)
+                if self.pos != slot:  # Ctrl-C after the transition was stored: it needs a priority, too
+                    self._set_first_priority(slot)
                 raise
-            self._give_priority(slot)
+            self._set_first_priority(slot)
 
-    def _give_priority(self, slot: int) -> None:
+    def _set_first_priority(self, slot: int) -> None:
         self._tree[self._places(slot)] = self.max_priority**self.alpha
         if self.optimize_memory_usage:
             self._tree[self._places(self.pos)] = 0.0  # its observation is now the newest next observation
@@ -140,8 +141,9 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
             super().reset()
             self._tree.clear()
 
-    def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
-        """Draw :class:`PrioritizedReplayBufferSamples`."""
+    def sample(  # type: ignore[override]  # more fields than SB3's samples
+        self, batch_size: int, env: VecNormalize | None = None
+    ) -> PrioritizedReplayBufferSamples:
         self._check_folder()
         with self._lock.held:
             return self._draw(batch_size, env)
@@ -150,7 +152,7 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
         total = self._tree.total
         if total == 0:
             raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
-        # One from each of batch_size strips of equal height.
+        # Stratified: one from each of batch_size ranges of equal total priority.
         indices = self._tree.find((np.arange(batch_size) + np.random.random_sample(batch_size)) * total / batch_size)
         priorities = self._tree[indices]
         weights = (priorities.min(initial=np.inf) / priorities) ** self.beta
@@ -160,16 +162,19 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
         return PrioritizedReplayBufferSamples._make([*samples, weights_tensor, indices])
 
     def update_priorities(self, indices: npt.NDArray[np.int64], td_errors: th.Tensor | npt.ArrayLike) -> None:
-        """Set the priorities of the transitions at ``indices`` of a batch from their TD errors, whatever their sign."""
+        """Set the priorities of transitions from their TD errors, of either sign.
+
+        :param indices: Of a batch.
+        """
         if isinstance(td_errors, th.Tensor):
             td_errors = td_errors.detach().cpu().numpy()
         errors = np.abs(np.asarray(td_errors, dtype=np.float64).reshape(-1))
         if errors.shape != indices.shape:
-            raise ConfigurationError(f"{len(indices)} transitions need as many TD errors, but got {len(errors)}.")
+            raise ConfigurationError(f"{len(indices)} transitions need {len(indices)} TD errors, not {len(errors)}.")
         if not np.isfinite(errors).all():
             raise ConfigurationError(
-                f"{np.sum(~np.isfinite(errors))} of {len(errors)} TD errors are NaN or infinite: that is no priority. "
-                "Has the training diverged?"
+                f"{np.sum(~np.isfinite(errors))} of {len(errors)} TD errors are NaN or infinite, which cannot be "
+                "priorities. Has the training diverged?"
             )
         priorities = errors + self.epsilon
         with self._lock.held:
@@ -208,13 +213,15 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
         env: VecNormalize | None,
         last_inds: npt.NDArray[np.int64] | None = None,
     ) -> Any:
-        # A single step is discounted by the algorithm, whose gamma this buffer need not know then.
+        # With single steps the algorithm itself discounts, so the batch has no discounts.
         if self.n_steps == 1:
             return CompressedReplayBuffer._samples_at(self, batch_inds, env_indices, env, last_inds)
         return super()._samples_at(batch_inds, env_indices, env, last_inds)
 
 
-class CompressedDictPrioritizedReplayBuffer(CompressedPrioritizedReplayBuffer, CompressedDictNStepReplayBuffer):
+class CompressedDictPrioritizedReplayBuffer(  # type: ignore[misc]  # sample() has more fields than SB3's
+    CompressedPrioritizedReplayBuffer, CompressedDictNStepReplayBuffer
+):
     """The same for Dict observation spaces, each key stored on its own."""
 
 
@@ -230,7 +237,7 @@ def _encode_beta(beta: _Beta, where: str) -> Any:
 
 
 class _Beta:
-    """A number or a schedule as one function that can be pickled, which lambdas cannot."""
+    """A number or a schedule as a function that can be pickled even if the schedule is a lambda."""
 
     def __init__(self, value: float | Schedule) -> None:
         self.value = value

@@ -1,4 +1,4 @@
-"""DQN that learns most from what surprises it most."""
+"""DQN with prioritized experience replay."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from sb3_extra_buffers.errors import ConfigurationError
 
 
 class PrioritizedDQN(DQN):
-    """SB3's ``DQN`` with prioritized replay: same arguments, except that the replay buffer has to have priorities.
+    """SB3's ``DQN`` with prioritized replay: same arguments, but the replay buffer must have priorities.
 
-    Without a ``replay_buffer_class``, that is :class:`CompressedPrioritizedReplayBuffer` or its Dict variant, which
-    ``replay_buffer_kwargs`` go to (``alpha``, ``beta``, ``compression_method``...), and ``n_steps`` too.
+    The default ``replay_buffer_class`` is :class:`CompressedPrioritizedReplayBuffer` or its Dict variant. It gets
+    ``replay_buffer_kwargs`` (``alpha``, ``beta``, ``compression_method``...), and the ``n_steps`` of the algorithm.
     """
 
     replay_buffer: CompressedPrioritizedReplayBuffer
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
-        """As ``DQN`` does, with weights in the loss, and errors reported back to the buffer."""
+        """Like ``DQN``, with importance-sampling weights in the loss, and TD errors for the buffer."""
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         self.replay_buffer.progress_remaining = self._current_progress_remaining
@@ -39,7 +39,7 @@ class PrioritizedDQN(DQN):
             loss = (batch.weights * F.smooth_l1_loss(values, targets, reduction="none")).mean()
             losses.append(loss.item())
             self.policy.optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]  # of torch
             th.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
             self.policy.optimizer.step()
             self.replay_buffer.update_priorities(batch.indices, targets - values)
@@ -68,7 +68,12 @@ class PrioritizedDQN(DQN):
             )
         if self.n_steps > 1:
             self.replay_buffer_kwargs = {"n_steps": self.n_steps, "gamma": self.gamma, **self.replay_buffer_kwargs}
+            if self.replay_buffer_kwargs["n_steps"] != self.n_steps:
+                raise ConfigurationError(
+                    f"{type(self).__name__} was given n_steps={self.n_steps}, but its replay_buffer_kwargs say "
+                    f"{self.replay_buffer_kwargs['n_steps']}. Leave n_steps out of replay_buffer_kwargs."
+                )
         with warnings.catch_warnings():
-            # SB3 thinks that no buffer but its own knows n_steps. The buffer checks that it does.
+            # SB3 warns that a custom buffer does not get n_steps. This one has got it.
             warnings.filterwarnings("ignore", message="`n_steps=")
             super()._setup_model()

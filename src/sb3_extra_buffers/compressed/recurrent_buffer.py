@@ -48,18 +48,18 @@ class _Recurrent(CompressedRolloutBuffer):
             buffer_size, observation_space, action_space, device, gae_lambda, gamma, n_envs, **options, **of_contrib
         )
 
-    def _rows_beside(  # type: ignore[override]  # contrib's add() cannot do without it, either
+    def _extra_rows(  # type: ignore[override]  # contrib's add() requires lstm_states, too
         self, *, lstm_states: RNNStates, **unknown: Any
     ) -> dict[str, npt.NDArray[Any]]:
         states = zip(_STATES, (*lstm_states.pi, *lstm_states.vf), strict=True)
         rows = {name: row_of(getattr(self, name), on_host(state)) for name, state in states}
-        return {**super()._rows_beside(**unknown), **rows}
+        return {**super()._extra_rows(**unknown), **rows}
 
     def _arguments(self) -> dict[str, Any]:
         return {**super()._arguments(), "hidden_state_shape": self.hidden_state_shape}
 
 
-# contrib's add() takes *args, whatever they are.
+# contrib's add() takes any *args.
 class CompressedRecurrentRolloutBuffer(_Recurrent, RecurrentRolloutBuffer):  # type: ignore[misc]
     """contrib's ``RecurrentRolloutBuffer`` with compressed observations.
 
@@ -72,7 +72,7 @@ class CompressedRecurrentDictRolloutBuffer(_Recurrent, CompressedDictRolloutBuff
 
 
 class CompressedRecurrentPPO(RecurrentPPO):
-    """contrib's ``RecurrentPPO`` with a compressed rollout buffer, which ``RecurrentPPO`` has no argument for.
+    """contrib's ``RecurrentPPO`` with a compressed rollout buffer. ``RecurrentPPO`` itself has no argument for that.
 
     :param rollout_buffer_kwargs: Arguments of the buffer, such as ``compression_method``.
     """
@@ -91,7 +91,7 @@ class CompressedRecurrentPPO(RecurrentPPO):
 
     def _setup_model(self) -> None:
         super()._setup_model()
-        # RecurrentPPO has just made its own buffer, empty and not touched yet: no memory was used for it.
+        # RecurrentPPO has created its own buffer. It is empty and was never written to, so it took no memory.
         plain = cast(RecurrentRolloutBuffer, self.rollout_buffer)
         is_dict = isinstance(self.observation_space, spaces.Dict)
         self.rollout_buffer = (CompressedRecurrentDictRolloutBuffer if is_dict else CompressedRecurrentRolloutBuffer)(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,29 +16,32 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 from typing_extensions import Unpack
 
+from sb3_extra_buffers.compressed import conversion
 from sb3_extra_buffers.compressed.arguments import StorageOptions
-from sb3_extra_buffers.compressed.base import SINGLE, BaseCompressedBuffer
-from sb3_extra_buffers.compressed.conversion import Conversions
-from sb3_extra_buffers.compressed.n_step_check import check_n_steps
+from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
 from sb3_extra_buffers.compressed.prefetch import Prefetcher
-from sb3_extra_buffers.compressed.rows import row_of
+from sb3_extra_buffers.compressed.rows import SINGLE, part_of, row_of
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
 from sb3_extra_buffers.state import SavedState
 from sb3_extra_buffers.storage.observation_store import Appended, ObservationStore
 
+if TYPE_CHECKING:
+    from minari import MinariDataset
+    from typing_extensions import Self
 
-class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
+
+class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
     """SB3's ``ReplayBuffer`` with compressed observations: same arguments, same batches under the same seed.
 
-    An observation and its successor share their memory wherever they are equal, which is exact, so there is little left
-    for ``optimize_memory_usage`` to save. It is there for its sampling, which leaves out the newest transition.
+    Equal observations share their memory, so ``optimize_memory_usage`` saves next to nothing. It is accepted because it
+    changes which transitions are sampled, as in SB3.
 
     Further arguments: see :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`.
 
-    :param prefetch: Decode the next batch in the background. Batches are then drawn one call earlier than in SB3, so a
-        run is repeatable but not the same as without. Batches for ``VecNormalize`` are not prefetched: they would be
-        normalized with statistics that are out of date. Rewards, actions and dones that are assigned by hand show one
-        batch later.
+    :param prefetch: Decode the next batch in the background. Batches are drawn one call earlier than in SB3, so a run
+        is repeatable but differs from a run without prefetching. Batches for ``VecNormalize`` are not prefetched,
+        because its statistics would be out of date. If you assign to rewards, actions or dones, the next batch does
+        not show it yet.
     """
 
     def __init__(
@@ -52,7 +57,6 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
         prefetch: bool = False,
         **options: Unpack[StorageOptions],
     ) -> None:
-        check_n_steps(self, observation_space, options)
         if optimize_memory_usage and handle_timeout_termination:
             raise ConfigurationError(
                 "optimize_memory_usage=True and handle_timeout_termination=True do not go together, as in SB3. "
@@ -72,7 +76,7 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
 
     def _create_state(self) -> None:
         super()._create_state()
-        self.optimize_memory_usage = self._n_columns == 1  # which SB3's constructor was not told
+        self.optimize_memory_usage = self._n_columns == 1  # not passed to SB3's constructor
         guard = self._prefetcher.invalidated if self._prefetcher else nullcontext
         self.observations = self._column(0, guard=guard)
         following = (0, 1) if self.optimize_memory_usage else (1, 0)
@@ -106,7 +110,7 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
         if self._folder is not None:
             self._folder.before_adding(self)
         if self._prefetcher is not None:
-            self._prefetcher.wait()  # what was drawn before is read before
+            self._prefetcher.wait()  # batches that were drawn before this step are read before it
         with self._lock.held:
             self._write(obs, next_obs, action, reward, done, infos)
 
@@ -119,11 +123,11 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
         done: npt.NDArray[Any],
         infos: list[dict[str, Any]],
     ) -> None:
-        # SB3's own method would copy every observation twice before it reaches the store. This one does first what can
-        # fail, then stores frames, which changes nothing that can be seen, and then the rest, which cannot fail.
+        # SB3's own method would copy every observation twice before it reaches the store. This one first checks all
+        # values, then stores frames that nothing refers to yet, and then makes the step visible, which cannot fail.
         pos, stores = self.pos, self._stores
         checked = [
-            (store, (store.checked(_part(obs, key)), store.checked(_part(next_obs, key))))
+            (store, (store.checked(part_of(obs, key)), store.checked(part_of(next_obs, key))))
             for key, store in stores.items()
         ]
         row = (
@@ -144,7 +148,7 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
             store.finish_step()
 
     def _commit(self, pos: int, appended: list[tuple[ObservationStore, Appended]], row: tuple[Any, ...]) -> None:
-        """Make a transition that is stored the one at ``pos``. Doing it twice does no harm."""
+        """Make a stored transition the one at ``pos``. Doing it twice does no harm."""
         places = [(0, pos), (0, (pos + 1) % self.buffer_size) if self.optimize_memory_usage else (1, pos)]
         for store, observations in appended:
             store.place(places, observations)
@@ -172,15 +176,16 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
             self._prefetcher.close()
         super().close()
 
-    def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
         self._check_folder()
         if self.size() == 0:
             raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
-        # Not super(): DictReplayBuffer.sample() leaves out what optimize_memory_usage needs.
+        # Not super(): DictReplayBuffer.sample() does not know optimize_memory_usage.
         if self._prefetcher is None or env is not None:
-            with self._lock.held:  # what is drawn must still be there when it is read
+            with self._lock.held:  # so that no transition is overwritten between drawing and reading it
                 return ReplayBuffer.sample(self, batch_size, env)
-        return self._prefetcher.next(batch_size, self.device, lambda: ReplayBuffer.sample(self, batch_size))
+        batch = self._prefetcher.next(batch_size, self.device, lambda: ReplayBuffer.sample(self, batch_size))
+        return cast(ReplayBufferSamples, batch)
 
     def _get_samples(self, batch_inds: npt.NDArray[np.int64], env: VecNormalize | None = None) -> Any:
         env_indices = np.random.randint(0, high=self.n_envs, size=(len(batch_inds),))
@@ -195,10 +200,9 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
         env: VecNormalize | None,
         last_inds: npt.NDArray[np.int64] | None = None,
     ) -> Any:
-        """The transitions at given places, an observation and its successor decoded together.
+        """The transitions at given places. Observations and next observations are decoded together.
 
-        :param last_inds: Where transitions of several steps end: the slots that next observations and dones are taken
-            from.
+        :param last_inds: For n-step returns: the slots of the last steps, which next observations and dones are from.
         """
         last_inds = batch_inds if last_inds is None else last_inds
         # take() with one index is several times faster than [] with two.
@@ -238,10 +242,59 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions):
             return {key: self.to_torch(array) for key, array in normalized.items()}
         return self.to_torch(normalized)
 
+    def to_numpy(self, chunk_size: int = 1024) -> Iterator[dict[str, Any]]:
+        """All transitions as SB3's arrays, oldest first, ``chunk_size`` slots at a time.
+
+        Each chunk has ``observations``, ``next_observations``, ``actions``, ``rewards``, ``dones`` and ``timeouts`` of
+        shape ``(slots, n_envs, ...)``; observations of a Dict space are dicts.
+        """
+        return conversion.to_numpy(self, chunk_size)
+
+    def to_sb3(self) -> ReplayBuffer:
+        """SB3's ``ReplayBuffer`` or ``DictReplayBuffer`` with the same transitions in the same places."""
+        return conversion.to_sb3(self)
+
+    @classmethod
+    def from_sb3(cls, source: ReplayBuffer | str | Path, device: th.device | str = "auto", **kwargs: Any) -> Self:
+        """A buffer with the transitions of one of SB3's, in the same places, so that it samples the same.
+
+        :param source: A ``ReplayBuffer`` or ``DictReplayBuffer``, or a file of ``model.save_replay_buffer``. Such a
+            file is a pickle, which can run any code: pass only files that you trust.
+        :param kwargs: Further arguments of this class, such as ``compression_method``.
+        """
+        return conversion.from_sb3(cls, source, device=device, **kwargs)
+
+    def to_minari(self, dataset_id: str, **kwargs: Any) -> MinariDataset:
+        """Write a dataset of Minari, with one episode for each whole or partial episode in the buffer.
+
+        An episode that has not ended, or that the environment reset without a ``done``, ends with a truncation in the
+        dataset. An episode whose beginning was overwritten begins later. Images are stored without loss.
+
+        :param dataset_id: In Minari's format: ``"game/name-v0"``.
+        :param kwargs: Further arguments of ``minari.create_dataset_from_buffers``.
+        """
+        return conversion.to_minari(self, dataset_id, **kwargs)
+
+    @classmethod
+    def from_minari(
+        cls,
+        dataset: MinariDataset | str,
+        device: th.device | str = "auto",
+        buffer_size: int | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """A buffer for one environment with the transitions of a dataset of Minari.
+
+        :param dataset: The dataset, or its id.
+        :param buffer_size: By default, the number of transitions in the dataset.
+        :param kwargs: Further arguments of this class.
+        """
+        return conversion.from_minari(cls, dataset, buffer_size, device, **kwargs)
+
 
 class CompressedDictReplayBuffer(CompressedReplayBuffer, DictReplayBuffer):
-    """The same for Dict observation spaces, each key on its own. Unlike SB3's, it knows ``optimize_memory_usage``."""
+    """The same for Dict observation spaces, each key on its own. Unlike SB3's, it has ``optimize_memory_usage``."""
 
+    if TYPE_CHECKING:
 
-def _part(observations: Any, key: str) -> Any:
-    return observations if key == SINGLE else observations[key]
+        def sample(self, batch_size: int, env: VecNormalize | None = None) -> DictReplayBufferSamples: ...  # type: ignore[override]  # as in SB3

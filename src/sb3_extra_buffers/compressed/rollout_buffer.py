@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
 from typing_extensions import Unpack
 
 from sb3_extra_buffers.compressed.arguments import StorageOptions
-from sb3_extra_buffers.compressed.base import SINGLE, BaseCompressedBuffer
-from sb3_extra_buffers.compressed.rows import on_host, row_of
+from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
+from sb3_extra_buffers.compressed.rows import on_host, part_of, row_of
 from sb3_extra_buffers.errors import EmptyBufferError
 from sb3_extra_buffers.state import SavedState, State
 
@@ -58,7 +59,7 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
         )
 
     def reset(self) -> None:
-        # SB3 allocates a rollout's observations here, every time. It is shown a shape without elements.
+        # SB3 allocates the observations of a rollout here, every time. A shape without elements avoids that.
         obs_shape: Any = self.obs_shape
         no_elements: Any = dict.fromkeys(obs_shape, (0,)) if isinstance(obs_shape, dict) else (0,)
         self.obs_shape = no_elements
@@ -79,19 +80,19 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
         episode_start: Any,
         value: th.Tensor,
         log_prob: th.Tensor,
-        **beside: Any,
+        **extra: Any,
     ) -> None:
-        # Not SB3's method: it writes one thing after the other, and would leave half a step behind if one is wrong.
+        # Not SB3's method, which would leave half a step behind if one of the values is wrong.
         pos = self.pos
         if pos >= self.buffer_size:
-            raise IndexError(f"The rollout has its {self.buffer_size} steps: call reset() before adding more.")
+            raise IndexError(f"The rollout has all of its {self.buffer_size} steps: call reset() before adding more.")
         rows = {
             "actions": row_of(self.actions, np.asarray(on_host(action)).reshape(self.n_envs, self.action_dim)),
             "rewards": row_of(self.rewards, on_host(reward)),
             "episode_starts": row_of(self.episode_starts, on_host(episode_start)),
             "values": row_of(self.values, np.ravel(on_host(value))),
             "log_probs": row_of(self.log_probs, on_host(log_prob)),
-            **self._rows_beside(**beside),
+            **self._extra_rows(**extra),
         }
         self._write_observations(pos, self._checked_observations(obs))
 
@@ -103,25 +104,25 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
 
         try:
             commit()
-        except BaseException:  # Ctrl-C: the step is there as a whole nevertheless
+        except BaseException:  # Ctrl-C: complete the step nevertheless
             commit()
             raise
 
-    def _rows_beside(self, **unknown: Any) -> dict[str, npt.NDArray[Any]]:
-        """What a class takes for a step beside SB3's arguments, by the array that it goes to."""
+    def _extra_rows(self, **unknown: Any) -> dict[str, npt.NDArray[Any]]:
+        """Further arguments of :meth:`add` in derived classes, as rows of arrays by name."""
         if unknown:
             raise TypeError(f"{type(self).__name__}.add() got an unexpected keyword argument {next(iter(unknown))!r}")
         return {}
 
     def _checked_observations(self, obs: Any) -> Any:
-        """The observations of a step, ready to be written, or an error."""
-        return {key: store.checked(_part(obs, key)) for key, store in self._stores.items()}
+        """The observations of a step, checked."""
+        return {key: store.checked(part_of(obs, key)) for key, store in self._stores.items()}
 
     def _write_observations(self, slot: int, checked: Any) -> None:
         for key, store in self._stores.items():
             store.write(0, slot, checked[key])
 
-    def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
+    def get(self, batch_size: int | None = None) -> Generator[RolloutBufferSamples, None, None]:
         if not self.full:
             raise EmptyBufferError(
                 f"The rollout is not complete: {self.pos} of {self.buffer_size} steps were added before get(). "
@@ -132,7 +133,7 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
     def _create_stores(self) -> None:
         arrays: Any = self.observations
         super()._create_stores()
-        # SB3 2.7.0 keeps rollouts as float32, later versions in the dtype of the space: its empty arrays tell.
+        # SB3 2.7.0 keeps rollouts as float32, later versions in the dtype of the space, as its empty arrays have.
         for key, store in self._stores.items():
             if store.output_dtype == store.dtype:
                 store.output_dtype = (arrays[key] if isinstance(arrays, dict) else arrays).dtype
@@ -151,7 +152,7 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
         if self.generator_ready:
             if not self.full:
                 raise state.error("generator_ready", "but the rollout is not complete")
-            # As SB3 leaves it when batches have been taken from it.
+            # SB3 flattens all arrays before the first batch.
             arrays: Any = self.observations
             if isinstance(arrays, dict):
                 arrays.update({key: self.swap_and_flatten(array) for key, array in arrays.items()})
@@ -160,7 +161,7 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
 
     def _restore_field(self, name: str, fields: SavedState) -> None:
         fresh = getattr(self, name)
-        if self.generator_ready:  # flattened, where batches have been taken from it
+        if self.generator_ready:  # flattened before the first batch
             setattr(self, name, fields.array_of_size(name, fresh.dtype, fresh.size))
         else:
             setattr(self, name, fields.array(name, fresh.dtype, fresh.shape))
@@ -169,6 +170,6 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
 class CompressedDictRolloutBuffer(CompressedRolloutBuffer, DictRolloutBuffer):
     """The same for Dict observation spaces, each key stored on its own."""
 
+    if TYPE_CHECKING:
 
-def _part(observations: Any, key: str) -> Any:
-    return observations if key == SINGLE else observations[key]
+        def get(self, batch_size: int | None = None) -> Generator[DictRolloutBufferSamples, None, None]: ...  # type: ignore[override]

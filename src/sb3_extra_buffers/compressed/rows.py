@@ -1,4 +1,4 @@
-"""What is kept beside observations, as it is written: checked first, so that writing cannot fail."""
+"""The values of a step, checked before they are stored, so that storing them cannot fail."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch as th
+
+SINGLE = ""
+"""The key of the only store where the observation space is not a Dict."""
+
+
+def part_of(observations: Any, key: str) -> Any:
+    """The observations of one store."""
+    return observations if key == SINGLE else observations[key]
 
 
 def row_of(array: npt.NDArray[Any], values: Any) -> npt.NDArray[Any]:
@@ -19,5 +27,5 @@ def row_of(array: npt.NDArray[Any], values: Any) -> npt.NDArray[Any]:
 
 
 def on_host(values: Any) -> Any:
-    """A tensor, wherever it is, as an array; anything else as it is."""
+    """A tensor of any device as an array; other values unchanged."""
     return values.detach().cpu().numpy() if isinstance(values, th.Tensor) else values

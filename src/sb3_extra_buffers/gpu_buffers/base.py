@@ -17,7 +17,8 @@ from stable_baselines3.common.utils import get_device
 from sb3_extra_buffers.codecs.availability import has_numba
 from sb3_extra_buffers.codecs.registry import parse_method
 from sb3_extra_buffers.compressed.arguments import CommonOptions
-from sb3_extra_buffers.compressed.base import SINGLE, BaseCompressedBuffer
+from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
+from sb3_extra_buffers.compressed.rows import part_of as part_of
 from sb3_extra_buffers.errors import ConfigurationError, OptionError, UnknownMethodError
 from sb3_extra_buffers.gpu_buffers.dense_store import DenseObservationStore
 from sb3_extra_buffers.gpu_buffers.device_arena import HeapBudget
@@ -270,11 +271,6 @@ class BaseGpuBuffer(BaseCompressedBuffer):
 
     def _output(self, tensor: th.Tensor) -> th.Tensor:
         return tensor if self._outputs_stay else tensor.to(self.device)
-
-
-def part_of(observations: Any, key: str) -> Any:
-    """The observations of one store."""
-    return observations if key == SINGLE else observations[key]
 
 
 def _config_for(config: StorageConfig, is_image: bool) -> StorageConfig:

@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import torch as th
 
-from sb3_extra_buffers.compressed.compression_methods.single import CompressionMethod
+from sb3_extra_buffers.compressed.compatibility import CompressionMethod
 from sb3_extra_buffers.gpu_buffers.transfer import upload
 from sb3_extra_buffers.gpu_buffers.utils import as_numpy_dtype
 
 
 @dataclass(frozen=True)
 class TensorCompressionMethod:
-    """:class:`~sb3_extra_buffers.compressed.compression_methods.CompressionMethod` for tensors: the same bytes."""
+    """:class:`~sb3_extra_buffers.compressed.compatibility.CompressionMethod` for tensors: the same bytes."""
 
     name: str
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +13,8 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 from typing_extensions import Unpack
 
-from sb3_extra_buffers.compressed.base import SINGLE
 from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
-from sb3_extra_buffers.compressed.rows import on_host
+from sb3_extra_buffers.compressed.rows import SINGLE, on_host
 from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer, GpuOptions, part_of
 from sb3_extra_buffers.gpu_buffers.checking import check_same
 from sb3_extra_buffers.gpu_buffers.device_store import DeviceStore
@@ -252,6 +251,10 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
 
 class GpuDictReplayBuffer(GpuReplayBuffer, DictReplayBuffer):
     """The same for Dict observation spaces, each key stored on its own."""
+
+    if TYPE_CHECKING:
+
+        def sample(self, batch_size: int, env: VecNormalize | None = None) -> DictReplayBufferSamples: ...  # type: ignore[override]  # as in SB3
 
 
 def _as_array(values: Any) -> npt.NDArray[Any]:

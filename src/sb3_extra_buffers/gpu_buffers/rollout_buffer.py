@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +14,8 @@ from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, Roll
 from stable_baselines3.common.vec_env import VecNormalize
 from typing_extensions import Unpack
 
-from sb3_extra_buffers.compressed.base import SINGLE
 from sb3_extra_buffers.compressed.rollout_buffer import CompressedRolloutBuffer
+from sb3_extra_buffers.compressed.rows import SINGLE
 from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer, GpuOptions, normal_tensors, part_of
 from sb3_extra_buffers.gpu_buffers.places import Places
 from sb3_extra_buffers.gpu_buffers.transfer import Outbox, upload
@@ -113,3 +114,7 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
 
 class GpuDictRolloutBuffer(GpuRolloutBuffer, DictRolloutBuffer):
     """The same for Dict observation spaces, each key stored on its own."""
+
+    if TYPE_CHECKING:
+
+        def get(self, batch_size: int | None = None) -> Generator[DictRolloutBufferSamples, None, None]: ...  # type: ignore[override]

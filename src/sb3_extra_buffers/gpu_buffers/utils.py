@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch as th
 
-from sb3_extra_buffers.compressed.dtypes import find_buffer_dtypes
+from sb3_extra_buffers.compressed.compatibility import find_buffer_dtypes
 from sb3_extra_buffers.gpu_buffers.size_estimation import estimate_max_slot_bytes, estimate_total_heap_bytes
 from sb3_extra_buffers.gpu_buffers.transfer import torch_dtype as numpy_dtype_to_torch
 

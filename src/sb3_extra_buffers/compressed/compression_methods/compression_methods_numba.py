@@ -1,7 +1,3 @@
-"""Where ``init_jit`` used to be. It is :func:`sb3_extra_buffers.compressed.init_jit` now."""
+"""The import path of version 0.5. See :mod:`sb3_extra_buffers.compressed.compatibility`."""
 
-from __future__ import annotations
-
-from sb3_extra_buffers.compressed.jit import init_jit
-
-__all__ = ["init_jit"]
+from sb3_extra_buffers.compressed.compatibility import init_jit as init_jit

@@ -1,0 +1,247 @@
+"""Saving, loading, pickling and buffers on disk, the same for all buffer classes."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import warnings
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch as th
+from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
+from stable_baselines3.common.utils import check_for_correct_spaces, get_device
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
+from sb3_extra_buffers.persistence import files
+from sb3_extra_buffers.persistence.folder import BufferFolder, close_unattended
+from sb3_extra_buffers.persistence.tree import Pickled, unpickled
+from sb3_extra_buffers.state import SavedState, State
+from sb3_extra_buffers.storage.locking import BufferLock
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_PICKLED = "_pickled"
+_PACKAGE = __name__.split(".", maxsplit=1)[0]
+_library_classes: dict[str, type[SaveableBuffer]] = {}
+"""The buffer classes of this library, by the names that files have for them. Those of users are not in here."""
+
+
+class SaveableBuffer(BaseBuffer):
+    """A buffer is saved as its constructor arguments and its state: a tree of values and arrays.
+
+    Files of :meth:`save`, folders of buffers on disk, pickles and copies all hold this tree.
+    """
+
+    _saved_fields: ClassVar[tuple[str, ...]] = ()
+    """The arrays of SB3's class other than observations."""
+    _rebuilt: ClassVar[tuple[str, ...]] = ("_config", "_folder", "_outputs", "_stores", "_lock", "observations")
+    """The attributes of a class that pickles leave out: the constructor creates them and the state fills them."""
+    _folder: BufferFolder | None
+    _lock: BufferLock
+    _stores: Mapping[str, Any]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.__module__.startswith(f"{_PACKAGE}.") and not cls.__name__.startswith(("_", "Base")):
+            _library_classes[cls.__name__] = cls
+
+    def save(self, path: str | Path, progress: bool | None = None) -> None:
+        """Write the buffer to a file without pickle, for :meth:`load`.
+
+        Saving to the same file again writes only what has changed. If the process is killed meanwhile, the file still
+        holds the state of the save before. See ``docs/saving.md`` for the format.
+
+        :param progress: Show a progress bar. By default for large buffers in a terminal.
+        """
+        with self._lock.held:
+            files.save(self, Path(path), progress)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        device: th.device | str = "auto",
+        mmap: bool = False,
+        env: VecEnv | None = None,
+        progress: bool | None = None,
+    ) -> Self:
+        """Load a buffer that :meth:`save` wrote. Safe for untrusted files: no code in them is run.
+
+        :param device: Where batches go.
+        :param mmap: Read large arrays from the file when they are needed, without comparing checksums. Changes stay in
+            memory. The file may be saved to or replaced meanwhile, but not changed in any other way.
+        :param env: Must have the spaces of the buffer. ``CompressedHerReplayBuffer`` computes rewards with it.
+        """
+
+        def create(name: Any, arguments: dict[str, Any]) -> Any:
+            found = cls._class_to_load(name, path)
+            if env is not None:
+                _check_spaces(env, arguments, path)
+            if "env" in arguments:
+                arguments["env"] = env
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # were shown when the buffer was created
+                return found(**arguments, device=device)
+
+        loaded: Self = files.load(Path(path), create, mmap, progress)
+        return loaded
+
+    def flush(self) -> None:
+        """Write the contents of a buffer on disk to its folder, so that they survive a crash. No effect in memory."""
+        if self._folder is not None:
+            with self._lock.held:
+                self._folder.flush(self)
+
+    def close(self) -> None:
+        """Flush a buffer on disk and unlock its folder. Nothing can be added afterwards.
+
+        This also happens when the buffer is garbage-collected, and when the process ends without being killed.
+        """
+        if self._folder is not None and self._folder.is_open:
+            self.flush()
+            self._folder.close()
+
+    def __del__(self) -> None:
+        # Before the interpreter shuts down, all buffers are closed by atexit.
+        if getattr(self, "_folder", None) is not None and not sys.is_finalizing():
+            close_unattended(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickles and copies: attributes, including those of users, the constructor arguments and the state."""
+        self._check_folder()
+        rebuilt = {name for cls in type(self).__mro__ for name in vars(cls).get("_rebuilt", ())} | {*self._saved_fields}
+        attributes = {name: value for name, value in vars(self).items() if name not in rebuilt}
+        return {**attributes, _PICKLED: Pickled(self._lock.held, self._pickled)}
+
+    def _pickled(self) -> dict[str, Any]:
+        return {"arguments": self._arguments(), "device": self.device, "state": self._state()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if _PICKLED not in state:
+            self._restore_pickle_of_dev0(state)
+            return
+        attributes = dict(state)
+        pickled = attributes.pop(_PICKLED)
+        # Not the constructor of a user's class, which may need other arguments. What it has set is in `attributes`.
+        library_class: Any = self._library_class()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # were shown when the buffer was created
+            library_class.__init__(self, **self._arguments_to_unpickle(pickled["arguments"]), device="cpu")
+        vars(self).update(attributes)
+        self._restore(unpickled(pickled["state"]))
+        self.device = get_device(pickled["device"])
+
+    def _restore_pickle_of_dev0(self, attributes: dict[str, Any]) -> None:
+        """Pickles of version 1.0.0.dev0 hold all attributes, and lack some that were added later."""
+        device = attributes.get("device")  # which is a property now
+        vars(self).update({name: value for name, value in attributes.items() if name != "device"})
+        if "_lock" not in attributes:
+            self._lock = BufferLock()
+            for store in self._stores.values():
+                store.lock = self._lock
+        if device is not None:
+            self.device = device
+
+    def _arguments_to_unpickle(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Arguments for the constructor that need no other device than the CPU."""
+        return arguments
+
+    def __copy__(self) -> Self:
+        # Two buffers that share their arrays would corrupt each other.
+        return copy.deepcopy(self)
+
+    def _arguments(self) -> dict[str, Any]:
+        """The constructor arguments that create an empty buffer like this one, without ``device``."""
+        raise NotImplementedError
+
+    def _state(self) -> State:
+        return {
+            "pos": self.pos,
+            "full": self.full,
+            "fields": {name: getattr(self, name) for name in self._saved_fields},
+            "stores": {key: store.state() for key, store in self._stores.items()},
+        }
+
+    def _restore(self, state: SavedState) -> None:
+        """Take over what :meth:`_state` returned, in a new buffer with the same arguments."""
+        self.pos = state.integer("pos", 0, self.buffer_size)
+        self.full = state.boolean("full")
+        fields, stores = state.part("fields"), state.part("stores")
+        for name in self._saved_fields:
+            self._restore_field(name, fields)
+        for key, store in self._stores.items():
+            store.restore(stores.part(key))
+
+    def _restore_field(self, name: str, fields: SavedState) -> None:
+        fresh = getattr(self, name)
+        saved = fields.array(name, fresh.dtype, fresh.shape)
+        if self._folder is None:
+            setattr(self, name, saved)
+        else:
+            fresh[:] = saved
+
+    def _open_folder(self, storage: str, path: str | Path | None) -> BufferFolder | None:
+        if storage not in ("memory", "mmap"):
+            raise ConfigurationError(f"storage must be 'memory' or 'mmap', not {storage!r}.")
+        if (storage == "mmap") != (path is not None):
+            raise ConfigurationError(f"storage='mmap' goes with a path, but got storage={storage!r}, path={path!r}.")
+        if path is None:
+            return None
+        if not isinstance(self, ReplayBuffer):
+            raise ConfigurationError(
+                f"storage='mmap' is for replay buffers: a {type(self).__name__} is emptied after every rollout."
+            )
+        return BufferFolder(Path(path))
+
+    def _reopen(self) -> None:
+        """Load the contents of the folder of a buffer on disk. All arrays and stores must exist already."""
+        if self._folder is None:
+            return
+        for name in self._saved_fields:
+            array = getattr(self, name)
+            setattr(self, name, self._folder.zeros(array.shape, array.dtype))
+        self._folder.reopen(self)
+
+    def _check_folder(self) -> None:
+        """Raise an error if this is a buffer on disk whose folder cannot be read."""
+        if self._folder is not None:
+            self._folder.before_reading()
+
+    @classmethod
+    def _library_class(cls) -> type[SaveableBuffer]:
+        """The class of this library that this class is, or is derived from."""
+        return next(base for base in cls.__mro__ if _library_classes.get(base.__name__) is base)
+
+    @classmethod
+    def _class_to_load(cls, name: Any, path: str | Path) -> type[Self]:
+        """The class that a file names: this class or one derived from it. A user's class loads files of its base."""
+        if isinstance(name, str) and name not in _library_classes:
+            # Some modules are imported on first use of their classes.
+            package = "gpu_buffers" if name.startswith("Gpu") else "compressed"
+            getattr(import_module(f"{_PACKAGE}.{package}"), name, None)
+        saved: Any = _library_classes.get(name) if isinstance(name, str) else None
+        if saved is None:
+            raise CorruptDataError(f"{path} makes no sense: it is of class {name!r}.")
+        if issubclass(saved, cls):
+            return saved  # type: ignore[no-any-return]
+        if cls not in _library_classes.values() and issubclass(cls, saved):
+            return cls
+        raise ConfigurationError(f"{path} holds a {name}, not a {cls.__name__}: use {name}.load().")
+
+
+def _check_spaces(env: VecEnv, arguments: dict[str, Any], path: str | Path) -> None:
+    try:
+        check_for_correct_spaces(env, arguments["observation_space"], arguments["action_space"])
+    except ValueError as error:
+        raise ConfigurationError(f"{path} was saved for another environment. {error}") from error
