@@ -121,7 +121,7 @@ def test_a_full_rollout_refuses_more() -> None:
     steps = steps_for(buffer, SLOTS)
     for number, step in enumerate(steps):
         add(buffer, step, number)
-    with pytest.raises(IndexError, match=r"has its 40 steps: call reset\(\)"):
+    with pytest.raises(IndexError, match=r"has all of its 40 steps: call reset\(\)"):
         buffer.add(**rollout_arguments(buffer, steps[0], 0))
     assert buffer.pos == SLOTS
 
