@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import csv
-import multiprocessing
 import os
 import shlex
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +28,6 @@ from sb3_extra_buffers.training_utils.eval_model import eval_model
 
 WITHOUT_BUFFERS = {"replay_buffer_class": DummyCls, "rollout_buffer_class": DummyCls}
 """Loads a model that is only to play, without the memory for its training."""
-UNITS = ("B", "kB", "MB", "GB")
 
 
 def arguments(description: str | None, steps: int | None = None, n_envs: int = 8) -> argparse.ArgumentParser:
@@ -211,23 +208,6 @@ def has_screen() -> bool:
 # Measuring
 
 
-def resident_memory() -> int:
-    """Bytes of physical memory that this process holds."""
-    import psutil
-
-    return int(psutil.Process().memory_info().rss)
-
-
-def in_fresh_process(function: Callable[..., Any], *args: Any) -> Any:
-    """Call ``function`` in a process in which nothing has happened yet but imports."""
-    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-    context = multiprocessing.get_context(method)
-    if method == "forkserver":
-        context.set_forkserver_preload(["common"])
-    with ProcessPoolExecutor(1, mp_context=context) as executor:
-        return executor.submit(function, *args).result()
-
-
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Rows as a table of Markdown, numbers to the right."""
     lines = [list(headings), *map(list, rows)]
@@ -239,13 +219,6 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
     ruler = [("-" * (width + 1) + ":") if i else "-" * (width + 2) for i, width in enumerate(widths)]
     return "\n".join([aligned(lines[0]), f"|{'|'.join(ruler)}|", *map(aligned, lines[1:])])
-
-
-def readable(size: float) -> str:
-    size = max(size, 0)  # a process may also shrink a little
-    power = min(int(np.log10(max(size, 1)) // 3), 3)
-    value = size / 1000**power
-    return f"{value:.0f} {UNITS[power]}" if value >= 100 else f"{value:.3g} {UNITS[power]}"
 
 
 def observation_bytes(buffer: Any) -> int:

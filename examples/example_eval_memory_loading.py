@@ -21,6 +21,8 @@ from tqdm import tqdm
 import common
 from example_eval_memory_saving import BASELINE, chosen, memory_arguments, play, summary
 from sb3_extra_buffers.compressed import CompressedRolloutBuffer
+from sb3_extra_buffers.measure.memory import settled_rss
+from sb3_extra_buffers.measure.processes import run_in_fresh_process
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -28,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         recording = play(options, Path(folder))
         rows = [
-            (method, common.in_fresh_process(load, recording, method, options.device))
+            (method, run_in_fresh_process(load, recording, method, options.device))
             for method in tqdm([BASELINE, *chosen(options.methods)], unit="method")
         ]
     print(summary(rows))
@@ -39,9 +41,9 @@ def load(path: Path, method: str, device: str) -> tuple[int, int, float]:
     recording = pickle.loads(path.read_bytes())
     steps = recording.size()
     read(filled(recording, method, device, steps=min(50, steps)))  # loads and compiles what it needs
-    before = common.resident_memory()
+    before = settled_rss()
     buffer = filled(recording, method, device, steps)
-    grown = common.resident_memory() - before
+    grown = settled_rss() - before
     return common.observation_bytes(buffer), grown, read(buffer)
 
 

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from stable_baselines3 import DQN
 from stable_baselines3.common.buffers import ReplayBuffer
 from tqdm import tqdm
@@ -22,6 +21,10 @@ from tqdm import tqdm
 import common
 from sb3_extra_buffers.codecs.registry import available_methods, parse_method
 from sb3_extra_buffers.compressed import CompressedReplayBuffer
+from sb3_extra_buffers.measure.memory import settled_rss
+from sb3_extra_buffers.measure.policies import RandomPolicy
+from sb3_extra_buffers.measure.processes import run_in_fresh_process
+from sb3_extra_buffers.storage.usage import readable
 from sb3_extra_buffers.training_utils.atari import make_env
 from sb3_extra_buffers.training_utils.buffer_warmup import warm_up
 
@@ -41,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         recording = play(options, Path(folder))
         rows = [
-            (method, common.in_fresh_process(store, recording, method))
+            (method, run_in_fresh_process(store, recording, method))
             for method in tqdm([BASELINE, *chosen(options.methods)], unit="method")
         ]
     print(summary(rows))
@@ -71,7 +74,7 @@ def play(options: Any, folder: Path) -> Path:
         player: Any = DQN.load(path, device=options.device, custom_objects=common.WITHOUT_BUFFERS)
     else:
         print(f"There is no {path}: playing at random.")
-        player = RandomPlayer(env)
+        player = RandomPolicy(env.action_space, env.num_envs, options.seed)
     recording = CompressedReplayBuffer(options.steps, env.observation_space, env.action_space, n_envs=options.n_envs)
     print(warm_up(recording, options.n_envs, env, player))
     env.close()
@@ -79,23 +82,14 @@ def play(options: Any, folder: Path) -> Path:
     return folder / "recording"
 
 
-class RandomPlayer:
-    def __init__(self, env: Any) -> None:
-        self.space, self.n_envs = env.action_space, env.num_envs
-        self.space.seed(0)
-
-    def predict(self, observation: Any, *args: Any, **kwargs: Any) -> tuple[Any, None]:
-        return np.stack([self.space.sample() for _ in range(self.n_envs)]), None
-
-
 def store(path: Path, method: str) -> tuple[int, int, float]:
     """Fill a buffer. Returns what observations take, by how much this process grew, and seconds in ``add``."""
     recording = pickle.loads(path.read_bytes())
     fill(build(recording, method), recording, steps=min(50, recording.size()))  # loads and compiles what it needs
-    before = common.resident_memory()
+    before = settled_rss()
     buffer = build(recording, method)
     seconds = fill(buffer, recording, recording.size())
-    grown = common.resident_memory() - before
+    grown = settled_rss() - before
     return common.observation_bytes(buffer), grown, seconds
 
 
@@ -130,9 +124,9 @@ def summary(rows: list[tuple[str, tuple[int, int, float]]]) -> str:
         [
             [
                 method,
-                common.readable(size),
+                readable(size),
                 f"{100 * size / raw_size:.1f}%",
-                common.readable(memory),
+                readable(memory),
                 f"{100 * memory / raw_memory:.1f}%" if raw_memory else "-",
                 f"{seconds:.2f}",
             ]

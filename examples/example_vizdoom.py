@@ -20,7 +20,10 @@ from tqdm import tqdm
 
 import common
 from sb3_extra_buffers.compressed import CompressedRolloutBuffer
+from sb3_extra_buffers.measure.memory import settled_rss
+from sb3_extra_buffers.measure.processes import run_in_fresh_process
 from sb3_extra_buffers.recording import RecordBuffer
+from sb3_extra_buffers.storage.usage import readable
 from sb3_extra_buffers.training_utils.eval_model import eval_model
 from sb3_extra_buffers.training_utils.vizdoom import VizdoomEnv, make_env
 
@@ -55,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def compare(scenario: str, n: int, methods: list[str], seed: int) -> str:
     kinds = [("RGB", "rgb", None), ("masks", "mask", None), *((f"masks, {m}", "mask", m) for m in methods)]
     measured = [
-        (label, common.in_fresh_process(store, scenario, view, method, n, seed))
+        (label, run_in_fresh_process(store, scenario, view, method, n, seed))
         for label, view, method in tqdm(kinds, unit="buffer")
     ]
     whole = measured[0][1][0]
@@ -64,10 +67,10 @@ def compare(scenario: str, n: int, methods: list[str], seed: int) -> str:
         [
             [
                 label,
-                common.readable(size),
-                common.readable(memory),
+                readable(size),
+                readable(memory),
                 f"{100 * size / whole:.2f}%",
-                common.readable(size * PUBLISHED_OBSERVATIONS / n),
+                readable(size * PUBLISHED_OBSERVATIONS / n),
                 PUBLISHED.get(label, "150 MB"),
             ]
             for label, (size, memory) in measured
@@ -79,10 +82,10 @@ def store(scenario: str, view: Any, method: str | None, n: int, seed: int) -> tu
     """What a rollout of ``n`` observations takes, and by how much it made this process grow."""
     env = make_env(scenario, 1, view=view, resolution=(240, 320), seed=seed)
     fill(make_buffer(env, method, min(n, 50)), env, seed)  # loads and compiles what it needs
-    before = common.resident_memory()
+    before = settled_rss()
     buffer = make_buffer(env, method, n)
     fill(buffer, env, seed)
-    grown = common.resident_memory() - before
+    grown = settled_rss() - before
     env.close()
     return common.observation_bytes(buffer), grown
 

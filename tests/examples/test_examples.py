@@ -85,7 +85,7 @@ def test_doom(run: Callable[..., str], tmp_path: Path) -> None:
     )
     rows = [line for line in printed.splitlines() if line.startswith("|")]
     assert [row.split("|")[1].strip() for row in rows[2:]] == ["RGB", "masks", "masks, auto"]
-    assert "10.8 GB" in rows[2]
+    assert "10.83 GB" in rows[2]
     assert "3.61 GB" in rows[3]
     assert "PPO on the masks of basic" in printed
     assert (tmp_path / "doom.mp4").stat().st_size > 1_000

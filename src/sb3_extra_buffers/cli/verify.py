@@ -50,18 +50,18 @@ def verify(
         rollout_pair,
     )
 
-    options = buffer_arguments(method)
+    buffer_arguments(method)  # raises if it is wrong, before the environment is made
     with closing(make_env(env_id, n_envs, seed, frame_stack)) as env:
         spaces = env.observation_space, env.action_space, n_envs
         verifications: dict[str, ReplayVerification | RolloutVerification] = {}
         if algo in (None, "dqn"):
             size = buffer_size or max(n_envs, min(_MAX_BUFFER_SIZE, steps * n_envs // _FILLS))
-            pair = replay_pair(size, *spaces, **options)
+            pair = replay_pair(size, *spaces, method)
             verifications[f"replay buffer of {size:,} transitions"] = ReplayVerification(pair, steps, seed)
         if algo in (None, "ppo"):
             length = max(_MIN_ROLLOUT, min(_MAX_ROLLOUT, steps // _ROLLOUTS))
             length = length if buffer_size is None else max(1, buffer_size // n_envs)
-            pair = rollout_pair(length, *spaces, **options)
+            pair = rollout_pair(length, *spaces, method)
             verifications[f"rollout buffer of {length:,} steps"] = RolloutVerification(pair, seed)
         for transition in tqdm(collect(env, steps, seed), f"playing {env_id}", total=steps, unit="step"):
             for verification in verifications.values():

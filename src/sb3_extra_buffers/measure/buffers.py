@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from gymnasium import spaces
-from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
+from stable_baselines3.common import buffers as sb3_buffers
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.preprocessing import get_action_dim, get_obs_shape, is_image_space
 
+from sb3_extra_buffers import compressed as compressed_buffers
 from sb3_extra_buffers.codecs.base import FrameSpec
 from sb3_extra_buffers.codecs.registry import AUTO, available_methods, create_codec, parse_method
-from sb3_extra_buffers.compressed import CompressedDictReplayBuffer, CompressedReplayBuffer
 from sb3_extra_buffers.errors import ConfigurationError
 
 SB3 = "SB3 ReplayBuffer"
@@ -56,16 +57,21 @@ def buffer_arguments(method: str) -> dict[str, Any]:
     return {"compression_method": name} | ({"compression_kwargs": options} if options else {})
 
 
+def buffer_class(kind: Literal["Replay", "Rollout"], observation_space: spaces.Space[Any], compressed: bool) -> Any:
+    """SB3's class for such observations, or the compressed one that replaces it."""
+    name = f"Dict{kind}Buffer" if isinstance(observation_space, spaces.Dict) else f"{kind}Buffer"
+    return getattr(compressed_buffers, f"Compressed{name}") if compressed else getattr(sb3_buffers, name)
+
+
 def make_replay_buffer(
     method: str, size: int, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], n_envs: int
 ) -> ReplayBuffer:
     """A buffer for ``size`` transitions, counted over all environments."""
-    is_dict = isinstance(observation_space, spaces.Dict)
-    arguments = (size, observation_space, action_space, "cpu", n_envs)
-    if method == SB3:
-        return (DictReplayBuffer if is_dict else ReplayBuffer)(*arguments)  # type: ignore[arg-type]
-    buffer_class = CompressedDictReplayBuffer if is_dict else CompressedReplayBuffer
-    return buffer_class(*arguments, **buffer_arguments(method))
+    arguments = {} if method == SB3 else buffer_arguments(method)
+    made: ReplayBuffer = buffer_class("Replay", observation_space, compressed=method != SB3)(
+        size, observation_space, action_space, "cpu", n_envs, **arguments
+    )
+    return made
 
 
 def sb3_bytes(size: int, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> int:

@@ -6,7 +6,7 @@ import json
 import zipfile
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,16 +30,8 @@ _ACTOR_CRITICS = {"clip_range": "ppo", "cg_max_steps": "trpo", "rms_prop_eps": "
 """A setting that only this algorithm has, among those that share SB3's ``ActorCriticPolicy``."""
 
 
-class Policy(Protocol):
-    """The part of an SB3 model that plays."""
-
-    def predict(
-        self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False
-    ) -> tuple[npt.NDArray[Any], Any]: ...
-
-
 class RandomPolicy:
-    """Samples actions uniformly."""
+    """Samples actions uniformly. It has the ``predict`` of an SB3 model."""
 
     def __init__(self, space: spaces.Space[Any], n_envs: int, seed: int) -> None:
         self.space = space
@@ -47,9 +39,7 @@ class RandomPolicy:
         self._rng = np.random.default_rng(seed)
         space.seed(seed)
 
-    def predict(
-        self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False
-    ) -> tuple[npt.NDArray[Any], Any]:
+    def predict(self, observation: Any, **kwargs: Any) -> tuple[npt.NDArray[Any], None]:
         if isinstance(self.space, spaces.Discrete):
             return self._rng.integers(self.space.n, size=self.n_envs) + self.space.start, None
         return np.stack([self.space.sample() for _ in range(self.n_envs)]), None

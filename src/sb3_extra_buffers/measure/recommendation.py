@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space
 
-from sb3_extra_buffers.measure.buffers import buffer_arguments
+from sb3_extra_buffers.measure.buffers import buffer_arguments, buffer_class
 from sb3_extra_buffers.measure.comparison import Comparison, Result
 from sb3_extra_buffers.storage.choice import TIME_WEIGHT
 
@@ -42,7 +42,7 @@ def recommend(comparison: Comparison) -> Recommendation:
     fast = [result for result in worth_it if result.time <= _SAME_SPEED * sb3.time]
     best = min(fast, key=lambda result: result.buffer_bytes) if fast else min(worth_it, key=_cost)
     chosen = _auto_if_as_good(best, fast or worth_it)
-    text = f"{_buffer_class(comparison)} with {_settings(chosen)}: {_gain(sb3, chosen)}."
+    text = f"{_class_name(comparison)} with {_settings(chosen)}: {_gain(sb3, chosen)}."
     if not fast:
         text += " All methods that save memory are slower than SB3's buffer here; this is the best compromise."
     elif chosen.buffer_bytes > _AUTO_TOLERANCE * best.buffer_bytes:
@@ -52,7 +52,7 @@ def recommend(comparison: Comparison) -> Recommendation:
 
 def _code(comparison: Comparison, method: str) -> str:
     """The two lines that use the buffer."""
-    space, buffer_class = comparison.data.observation_space, _buffer_class(comparison)
+    space, class_name = comparison.data.observation_space, _class_name(comparison)
     if isinstance(space, spaces.Dict):
         policy = "MultiInputPolicy"
     else:
@@ -61,15 +61,14 @@ def _code(comparison: Comparison, method: str) -> str:
     arguments = buffer_arguments(method)
     options = f", replay_buffer_kwargs={arguments}" if arguments else ""
     return (
-        f"from sb3_extra_buffers.compressed import {buffer_class}\n"
+        f"from sb3_extra_buffers.compressed import {class_name}\n"
         f'model = {algorithm}("{policy}", env, buffer_size={comparison.buffer_size:_}, '
-        f"replay_buffer_class={buffer_class}{options})"
+        f"replay_buffer_class={class_name}{options})"
     ).replace("'", '"')
 
 
-def _buffer_class(comparison: Comparison) -> str:
-    is_dict = isinstance(comparison.data.observation_space, spaces.Dict)
-    return "CompressedDictReplayBuffer" if is_dict else "CompressedReplayBuffer"
+def _class_name(comparison: Comparison) -> str:
+    return str(buffer_class("Replay", comparison.data.observation_space, compressed=True).__name__)
 
 
 def _auto_if_as_good(best: Result, candidates: list[Result]) -> Result:

@@ -11,15 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.buffers import DictReplayBuffer, DictRolloutBuffer, ReplayBuffer, RolloutBuffer
 
-from sb3_extra_buffers.compressed import (
-    CompressedDictReplayBuffer,
-    CompressedDictRolloutBuffer,
-    CompressedReplayBuffer,
-    CompressedRolloutBuffer,
-)
 from sb3_extra_buffers.errors import MismatchError
+from sb3_extra_buffers.measure.buffers import SB3, buffer_arguments, buffer_class, make_replay_buffer
 from sb3_extra_buffers.measure.transitions import Transition
 
 Array = npt.NDArray[Any]
@@ -52,27 +46,20 @@ class Tally:
 
 
 def replay_pair(
-    size: int, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], n_envs: int, **options: Any
+    size: int, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], n_envs: int, method: str = "auto"
 ) -> Pair:
     """Replay buffers for ``size`` transitions, counted over all environments."""
-    is_dict = isinstance(observation_space, spaces.Dict)
-    arguments: tuple[Any, ...] = (size, observation_space, action_space, "cpu", n_envs)
-    return Pair(
-        (DictReplayBuffer if is_dict else ReplayBuffer)(*arguments),
-        (CompressedDictReplayBuffer if is_dict else CompressedReplayBuffer)(*arguments, **options),
-    )
+    arguments = (size, observation_space, action_space, n_envs)
+    return Pair(make_replay_buffer(SB3, *arguments), make_replay_buffer(method, *arguments))
 
 
 def rollout_pair(
-    steps: int, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], n_envs: int, **options: Any
+    steps: int, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], n_envs: int, method: str = "auto"
 ) -> Pair:
     """Buffers for rollouts of ``steps`` steps."""
-    is_dict = isinstance(observation_space, spaces.Dict)
-    arguments: tuple[Any, ...] = (steps, observation_space, action_space, "cpu", 0.95, 0.99, n_envs)
-    return Pair(
-        (DictRolloutBuffer if is_dict else RolloutBuffer)(*arguments),
-        (CompressedDictRolloutBuffer if is_dict else CompressedRolloutBuffer)(*arguments, **options),
-    )
+    arguments = (steps, observation_space, action_space, "cpu", 0.95, 0.99, n_envs)
+    theirs, ours = (buffer_class("Rollout", observation_space, compressed) for compressed in (False, True))
+    return Pair(theirs(*arguments), ours(*arguments, **buffer_arguments(method)))
 
 
 class ReplayVerification:

@@ -32,7 +32,7 @@ class _Recorder:
         self.features = features
         self._frame: Any = None
 
-    def see(self, observation: Any, render_mode: str | None, render: Callable[[], Any]) -> None:
+    def keep_frame(self, observation: Any, render_mode: str | None, render: Callable[[], Any]) -> None:
         """Keep the frame on which the next action will be chosen."""
         if self.source == "render" and render_mode != "rgb_array":
             raise ConfigurationError(
@@ -94,19 +94,19 @@ class RecordCallback(BaseCallback):
         return self._recorder.buffer
 
     def _on_training_start(self) -> None:
-        self._see(self.model._last_obs)
+        self._keep_frame(self.model._last_obs)
 
     def _on_step(self) -> bool:
         i = self.env_index
         actions = self.locals.get("clipped_actions", self.locals["actions"])
         self._recorder.add(self.locals["rewards"][i], actions[i], self.locals["infos"][i])
-        self._see(self.locals["new_obs"])
+        self._keep_frame(self.locals["new_obs"])
         return True
 
-    def _see(self, observations: Any) -> None:
+    def _keep_frame(self, observations: Any) -> None:
         observation = observations if isinstance(observations, dict) else observations[self.env_index]
         render_mode = self.training_env.render_mode
-        self._recorder.see(
+        self._recorder.keep_frame(
             observation, render_mode, lambda: self.training_env.env_method("render", indices=self.env_index)[0]
         )
 
@@ -139,13 +139,13 @@ class RecordEnv(gym.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed, options=options)
-        self._recorder.see(observation, self.env.render_mode, self.env.render)
+        self._recorder.keep_frame(observation, self.env.render_mode, self.env.render)
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._recorder.add(reward, action, info)
-        self._recorder.see(observation, self.env.render_mode, self.env.render)
+        self._recorder.keep_frame(observation, self.env.render_mode, self.env.render)
         return observation, reward, terminated, truncated, info
 
 

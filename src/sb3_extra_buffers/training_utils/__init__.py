@@ -1,4 +1,4 @@
-"""Around training, a module for each: environments (:mod:`.atari`, :mod:`.vizdoom`), evaluation (:mod:`.eval_model`),
-buffers filled ahead (:mod:`.buffer_warmup`), what a buffer costs while a model learns (:mod:`.callbacks`), and
-checkpoints of a model with its buffer (:mod:`.checkpoints`).
+"""Helpers for training: environments (:mod:`.atari`, :mod:`.vizdoom`), evaluation (:mod:`.eval_model`), filling a
+buffer before training (:mod:`.buffer_warmup`), logging its cost (:mod:`.callbacks`), and checkpoints of a model and
+its buffer (:mod:`.checkpoints`).
 """

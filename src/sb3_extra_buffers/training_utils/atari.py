@@ -1,4 +1,4 @@
-"""Atari games as SB3 prepares them."""
+"""Atari games with SB3's wrappers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def make_env(
 
     :param env_id: Such as ``"PongNoFrameskip-v4"``.
     :param n_envs: How many. A single one always runs in this process.
-    :param vec_env_cls: What runs them: by default each has a process of its own.
+    :param vec_env_cls: By default, each environment runs in its own process.
     :param framestack: How many frames an observation stacks; 1 or less for none.
-    :param seed: Of the first copy; the others count up from it.
+    :param seed: Seed of the first environment; the others use the following numbers.
     :param kwargs: Further arguments of :func:`~stable_baselines3.common.env_util.make_atari_env`.
     """
     if n_envs < 1:
@@ -47,7 +47,7 @@ def make_env(
 
 
 def _make_game(env_id: str, **kwargs: Any) -> gym.Env[Any, Any]:
-    # Importing it registers the games. A worker that was not forked from this process does not know them yet.
+    # Importing ale_py registers the games, which a worker process that was not forked still has to do.
     require("ale_py", "Atari", "atari")
     kwargs.setdefault("render_mode", "rgb_array")
     return gym.make(env_id, **kwargs)

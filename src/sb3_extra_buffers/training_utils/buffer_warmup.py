@@ -14,7 +14,7 @@ from stable_baselines3.her import HerReplayBuffer
 from tqdm import tqdm
 
 from sb3_extra_buffers.errors import ConfigurationError
-from sb3_extra_buffers.training_utils.collection import AnyBuffer, Collector, writers_for
+from sb3_extra_buffers.training_utils.collection import AnyBuffer, Collector
 from sb3_extra_buffers.training_utils.eval_model import Evaluation
 
 
@@ -51,9 +51,8 @@ def warm_up(
         raise ConfigurationError(
             f"warmup_episodes and mean_ep_len must be positive, not {warmup_episodes} and {mean_ep_len}."
         )
-    collector = Collector(warmup_env, warmup_model, deterministic)
-    writers = writers_for(buffer, collector)
-    capacity = max((writer.capacity for writer in writers), default=0)
+    collector = Collector(warmup_env, warmup_model, deterministic, buffer)
+    capacity = max((writer.capacity for writer in collector.writers), default=0)
     if capacity == 0:
         raise ConfigurationError("There is no buffer to fill. Pass a replay, rollout or record buffer.")
     max_episodes = math.inf if warmup_episodes is None else warmup_episodes
@@ -61,16 +60,13 @@ def warm_up(
         max_episodes = math.ceil(capacity * n_envs / mean_ep_len)
     returns: list[float] = []
     with tqdm(total=capacity * n_envs, unit="transition", disable=not progress) as bar:
-        while len(returns) < max_episodes and not all(writer.is_full for writer in writers):
-            step = collector.step()
-            for writer in writers:
-                writer.write(step)
-            returns.extend(step.episode_returns.values())
+        while len(returns) < max_episodes and not all(writer.is_full for writer in collector.writers):
+            returns.extend(collector.step().episode_returns.values())
             bar.set_postfix(episodes=len(returns), refresh=False)
             bar.update(n_envs)
-    for writer in writers:
+    for writer in collector.writers:
         _end_trajectories(writer.buffer)
-    return Evaluation(returns, [writer.seconds for writer in writers])
+    return Evaluation(returns, collector.add_seconds)
 
 
 def _end_trajectories(buffer: Any) -> None:

@@ -1,9 +1,9 @@
-"""Checkpoints of a model and its replay buffer, of which the newest whole one can be resumed from.
+"""Save checkpoints of a model together with its replay buffer, and resume from the newest complete one.
 
-A checkpoint is a folder with ``model.zip``, as SB3 saves it, ``buffer``, as :meth:`BaseCompressedBuffer.save` does,
-``vec_normalize.pkl`` where there is such a wrapper, and ``complete.json``, written last, which says what the others
-were when all were done. There is one folder more than are kept, and each is used again in turn, so that saving to it
-writes what has changed, while the others stay whole.
+A checkpoint is a folder with ``model.zip`` (saved by SB3), ``buffer`` (saved by :meth:`BaseCompressedBuffer.save`),
+``vec_normalize.pkl`` if there is such a wrapper, and ``complete.json``. That one is written last and holds checksums of
+the others. Checkpoints rotate through ``keep + 1`` folders, so that a crash while saving never destroys the last good
+one, and each save only writes what changed in its folder.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _MODEL, _BUFFER, _VEC_NORMALIZE, _COMPLETE = "model.zip", "buffer", "vec_normali
 
 
 class CheckpointBufferCallback(BaseCallback):
-    """Saves the model and its replay buffer together, every so many steps and when training ends.
+    """Saves the model together with its replay buffer, every few steps and when training ends.
 
-    Whenever the process is killed, :meth:`resume` finds the last ``keep`` checkpoints whole. On-policy algorithms start
-    every rollout with an empty buffer, so there only the model is saved.
+    At least the last ``keep`` checkpoints are complete at any time, even if the process is killed. For on-policy
+    algorithms only the model is saved, because every rollout starts with an empty buffer.
 
-    :param every: Steps, of all environments together, between two checkpoints.
-    :param path: A folder for the checkpoints.
-    :param keep: How many to keep.
+    :param every: Steps between two checkpoints, counted over all environments.
+    :param path: The folder for the checkpoints.
+    :param keep: How many checkpoints to keep.
     """
 
     def __init__(self, every: int, path: str | Path, keep: int = 1, verbose: int = 0) -> None:
@@ -63,7 +63,7 @@ class CheckpointBufferCallback(BaseCallback):
         self.model.save(folder / _MODEL)
         if normalization is not None:
             normalization.save(str(folder / _VEC_NORMALIZE))
-        # What an earlier run has left there and this one has no use for is not part of this checkpoint.
+        # An earlier run may have left files that are not part of this checkpoint.
         for name, saved in ((_BUFFER, buffer), (_VEC_NORMALIZE, normalization)):
             if saved is None:
                 (folder / name).unlink(missing_ok=True)
@@ -76,7 +76,7 @@ class CheckpointBufferCallback(BaseCallback):
 
     @staticmethod
     def newest(path: str | Path) -> Path | None:
-        """The folder of the checkpoint that was saved last, of those that are whole, or ``None`` without one."""
+        """The folder of the newest complete checkpoint, or ``None`` if there is none."""
         numbers = {folder: _number(folder) for folder in sorted(Path(path).glob("checkpoint_*"))}
         newest = max(numbers, key=lambda folder: numbers[folder], default=None)
         return newest if newest is not None and numbers[newest] > 0 else None
@@ -91,10 +91,10 @@ class CheckpointBufferCallback(BaseCallback):
         mmap: bool = False,
         **kwargs: Any,
     ) -> Algorithm | None:
-        """The model of the newest checkpoint that is whole, with its buffer, or ``None`` without one.
+        """Load the model of the newest complete checkpoint with its buffer, or return ``None`` if there is none.
 
-        Go on with ``model.learn(..., reset_num_timesteps=False)``. The statistics of ``VecNormalize`` are put into the
-        one around ``env``.
+        Continue with ``model.learn(..., reset_num_timesteps=False)``. A ``VecNormalize`` wrapper of ``env`` gets the
+        saved statistics.
 
         :param mmap: As for ``load`` of a buffer.
         :param kwargs: Further arguments for ``model_class.load``.
@@ -111,7 +111,7 @@ class CheckpointBufferCallback(BaseCallback):
             buffer: Any = BaseCompressedBuffer.load(folder / _BUFFER, model.device, mmap, model.get_env())
             if isinstance(buffer, HerReplayBuffer):
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # the environments start anew, so the last episodes are over
+                    warnings.simplefilter("ignore")  # environments start new episodes, so the stored ones end here
                     buffer.truncate_last_trajectory()
             model.replay_buffer = buffer  # type: ignore[attr-defined]  # of off-policy algorithms
         return model
@@ -133,20 +133,20 @@ class CheckpointBufferCallback(BaseCallback):
         buffer = getattr(self.model, "replay_buffer", None)
         if buffer is not None and not isinstance(buffer, BaseCompressedBuffer):
             raise ConfigurationError(
-                f"A {type(buffer).__name__} cannot be saved as part of a checkpoint: use a buffer of this library, "
+                f"A {type(buffer).__name__} cannot be saved in a checkpoint. Use a buffer of this library, "
                 "such as replay_buffer_class=CompressedReplayBuffer."
             )
         return buffer
 
     def _next(self) -> tuple[Path, int]:
-        """A folder that holds no whole checkpoint, or the oldest; and the number of what is saved there."""
+        """The folder to save to, incomplete or else the oldest, and the number of the new checkpoint."""
         numbers = {folder: _number(folder) for folder in self.path.glob("checkpoint_*")}
         usable = [self.path / f"checkpoint_{i}" for i in range(self.keep + 1)]
         return min(usable, key=lambda folder: numbers.get(folder, 0)), max(numbers.values(), default=0) + 1
 
 
 def _contents(folder: Path) -> dict[str, Any]:
-    """What the files in a checkpoint are, to tell whether they still are that."""
+    """Checksums of the files in a checkpoint."""
     found: dict[str, Any] = {
         name: xxhash.xxh3_128_hexdigest((folder / name).read_bytes())
         for name in (_MODEL, _VEC_NORMALIZE)
@@ -159,7 +159,7 @@ def _contents(folder: Path) -> dict[str, Any]:
 
 
 def _number(folder: Path) -> int:
-    """How many checkpoints had been saved with this one, or 0 if it is not whole."""
+    """The number of a checkpoint, counted from 1, or 0 if it is incomplete."""
     with contextlib.suppress(OSError, ValueError, KeyError, CorruptDataError, FileFormatError):
         expected = json.loads((folder / _COMPLETE).read_bytes())
         number = int(expected.pop("number"))

@@ -41,9 +41,15 @@ class Step(NamedTuple):
 
 
 class Collector:
-    """Steps an environment with a model, or with anything that has SB3's ``predict``."""
+    """Steps an environment with a model, and adds every step to buffers. ``model`` only needs SB3's ``predict``."""
 
-    def __init__(self, env: VecEnv, model: Any, deterministic: bool) -> None:
+    def __init__(
+        self,
+        env: VecEnv,
+        model: Any,
+        deterministic: bool,
+        buffer: AnyBuffer | Iterable[AnyBuffer] | None = None,
+    ) -> None:
         self.env = env
         self.model = model
         self.deterministic = deterministic
@@ -54,6 +60,8 @@ class Collector:
         self._state: Any = None
         self._normalized_obs: Any = env.reset()
         self.obs: Any = self._original_obs(self._normalized_obs)
+        buffers = (buffer,) if isinstance(buffer, BaseBuffer | BaseRecordBuffer) else buffer or ()
+        self.writers = [_writer_for(one, self) for one in buffers]
 
     def step(self) -> Step:
         actions, self._state = self.model.predict(
@@ -75,7 +83,14 @@ class Collector:
             episode_returns=self._ended_returns(rewards, dones, infos),
         )
         self._normalized_obs, self.obs, self._starts = normalized_obs, obs, dones
+        for writer in self.writers:
+            writer.write(step)
         return step
+
+    @property
+    def add_seconds(self) -> list[float]:
+        """The time spent in ``add`` of each buffer."""
+        return [writer.seconds for writer in self.writers]
 
     def _original_obs(self, normalized_obs: Any) -> Any:
         return normalized_obs if self._normalizer is None else self._normalizer.get_original_obs()
@@ -220,16 +235,9 @@ class RecordWriter(BufferWriter):
         return self.collector.env.env_method("render", indices=0)[0]
 
 
-def writers_for(buffer: AnyBuffer | Iterable[AnyBuffer] | None, collector: Collector) -> list[BufferWriter]:
-    """One writer for each buffer."""
-    buffers = [] if buffer is None else [buffer] if isinstance(buffer, BaseBuffer | BaseRecordBuffer) else list(buffer)
+def _writer_for(buffer: AnyBuffer, collector: Collector) -> BufferWriter:
     kinds = ((ReplayBuffer, ReplayWriter), (RolloutBuffer, RolloutWriter), (BaseRecordBuffer, RecordWriter))
-    writers: list[BufferWriter] = []
-    for one in buffers:
-        writer_class = next((writer for kind, writer in kinds if isinstance(one, kind)), None)
-        if writer_class is None:
-            raise ConfigurationError(
-                f"A {type(one).__name__} is not a replay, rollout or record buffer. Pass one of these."
-            )
-        writers.append(writer_class(one, collector))
-    return writers
+    for kind, writer in kinds:
+        if isinstance(buffer, kind):
+            return writer(buffer, collector)
+    raise ConfigurationError(f"A {type(buffer).__name__} is not a replay, rollout or record buffer. Pass one of these.")

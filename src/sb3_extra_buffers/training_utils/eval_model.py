@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from tqdm import tqdm
 
 from sb3_extra_buffers.errors import ConfigurationError
-from sb3_extra_buffers.training_utils.collection import AnyBuffer, Collector, writers_for
+from sb3_extra_buffers.training_utils.collection import AnyBuffer, Collector
 
 
 class Evaluation(NamedTuple):
@@ -21,25 +22,23 @@ class Evaluation(NamedTuple):
 
     @property
     def mean(self) -> float:
-        return float(np.mean(self.returns)) if self.returns else float("nan")
+        return float(np.mean(self.returns or math.nan))
 
     @property
     def spread(self) -> float:
         """The standard deviation."""
-        return float(np.std(self.returns)) if self.returns else float("nan")
+        return float(np.std(self.returns or math.nan))
 
     @property
     def quartiles(self) -> tuple[float, float, float]:
-        if not self.returns:
-            return (float("nan"),) * 3
-        first, median, third = np.percentile(self.returns, [25, 50, 75]).tolist()
+        first, median, third = np.percentile(self.returns or math.nan, [25, 50, 75]).tolist()
         return first, median, third
 
     @property
     def relative_iqr(self) -> float:
         """The interquartile range divided by the median."""
         first, median, third = self.quartiles
-        return (third - first) / abs(median) if median else float("nan")
+        return (third - first) / abs(median) if median else math.nan
 
     def __str__(self) -> str:
         if not self.returns:
@@ -88,14 +87,10 @@ def eval_model(
     remaining = [(n_eps + i) // n_envs for i in range(n_envs)]
     returns: list[float] = []
     try:
-        collector = Collector(eval_env, model, deterministic)
-        writers = writers_for(buffer, collector)
+        collector = Collector(eval_env, model, deterministic, buffer)
         with tqdm(total=n_eps, unit="episode", disable=not progress) as bar:
             while len(returns) < n_eps:
-                step = collector.step()
-                for writer in writers:
-                    writer.write(step)
-                for env, episode_return in step.episode_returns.items():
+                for env, episode_return in collector.step().episode_returns.items():
                     if remaining[env]:
                         remaining[env] -= 1
                         returns.append(episode_return)
@@ -104,4 +99,4 @@ def eval_model(
     finally:
         if close_env:
             eval_env.close()
-    return Evaluation(returns, [writer.seconds for writer in writers])
+    return Evaluation(returns, collector.add_seconds)

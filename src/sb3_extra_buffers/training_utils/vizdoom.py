@@ -1,4 +1,4 @@
-"""Doom, seen in colours or as masks that say what kind of thing each pixel shows."""
+"""Doom, observed as RGB images or as semantic-segmentation masks."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from sb3_extra_buffers.errors import ConfigurationError
 View = Literal["rgb", "mask", "both"]
 
 CLASSES = ("Self", "Player", "Monster", "Weapon", "Ammo", "Health", "Armor", "Key", "Explosive", "Gibs", "SFX")
-"""ViZDoom's categories of objects, in the order in which masks number them; 0 is the level, 255 any other object."""
+"""ViZDoom's object categories. Masks number them from 1 in this order; 0 is the level, 255 any other object."""
 
 
 class VizdoomEnv(gym.Env[Any, np.int64]):
-    """A scenario of ViZDoom. Each action presses one button for a few frames. Needs the extra ``vizdoom``.
+    """A ViZDoom scenario. Each action presses one button for a few frames. Needs the extra ``vizdoom``.
 
     :param scenario: One that comes with ViZDoom, such as ``"deathmatch"`` or ``"basic"``, or the path of a ``.cfg``.
-    :param view: ``"rgb"`` shows colours, ``"mask"`` the class of what is seen, see :data:`CLASSES`, ``"both"`` both.
-    :param resolution: Height and width, one that ViZDoom has.
-    :param frame_skip: For how many frames an action holds.
-    :param spread: Spread the numbers of classes over 0 to 255: a network that divides by 255 can tell them apart.
+    :param view: What to observe: ``"rgb"``, ``"mask"`` (see :data:`CLASSES`) or ``"both"``.
+    :param resolution: Height and width, one that ViZDoom supports.
+    :param frame_skip: How many frames each action lasts.
+    :param spread: Spread the class numbers over 0 to 255, so that a network that divides by 255 can tell them apart.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 35}  # noqa: RUF012  # as gymnasium declares it
@@ -50,9 +50,7 @@ class VizdoomEnv(gym.Env[Any, np.int64]):
         self.frame_skip = frame_skip
         self.render_mode = render_mode
         self.game = _start(scenario, resolution)
-        self._value_of_class = {name: number for number, name in enumerate(CLASSES, start=1)}
-        if spread:
-            self._value_of_class = {name: 20 * number for name, number in self._value_of_class.items()}
+        self._value_of_class = {name: number * (20 if spread else 1) for number, name in enumerate(CLASSES, start=1)}
         parts: dict[str, spaces.Space[Any]] = {
             "rgb": spaces.Box(0, 255, (*resolution, 3), np.uint8),
             "mask": spaces.Box(0, 255, (*resolution, 1), np.uint8),
@@ -78,7 +76,7 @@ class VizdoomEnv(gym.Env[Any, np.int64]):
         return self._observe(), reward, terminated, truncated, {}
 
     def render(self) -> npt.NDArray[np.uint8] | None:
-        """What a player would see, whatever the view."""
+        """The RGB image, whatever the view."""
         return self._rgb if self.render_mode == "rgb_array" else None
 
     def close(self) -> None:
@@ -86,7 +84,7 @@ class VizdoomEnv(gym.Env[Any, np.int64]):
 
     def _observe(self) -> Any:
         state = self.game.get_state()
-        # There is no state once an episode is over; the last frame then stands for the terminal one.
+        # There is no state after the end of an episode: the last frame is returned again.
         if state is not None:
             self._rgb = state.screen_buffer
             self._mask = self._classes(state)[..., np.newaxis]
@@ -94,7 +92,7 @@ class VizdoomEnv(gym.Env[Any, np.int64]):
         return seen if self.view == "both" else seen[self.view]
 
     def _classes(self, state: Any) -> npt.NDArray[np.uint8]:
-        """Replace the number of each object in ViZDoom's labels by that of its class."""
+        """Replace the object numbers in ViZDoom's labels by class numbers."""
         value_of_object: npt.NDArray[np.uint8] = np.zeros(256, np.uint8)
         for label in state.labels:
             value_of_object[label.value] = self._value_of_class.get(label.object_category, 255)
@@ -110,10 +108,10 @@ def make_env(
     seed: int | None = None,
     **kwargs: Any,
 ) -> VecEnv:
-    """Make ``n_envs`` copies of a scenario, with SB3's ``Monitor`` and with channels first.
+    """Make ``n_envs`` copies of a scenario, with SB3's ``Monitor`` and channels first.
 
     :param framestack: How many frames an observation stacks; 1 or less for none.
-    :param seed: Of the first copy; the others count up from it.
+    :param seed: Seed of the first environment; the others use the following numbers.
     :param kwargs: Further arguments of :class:`VizdoomEnv`.
     """
     kwargs.setdefault("render_mode", "rgb_array")
@@ -132,12 +130,12 @@ def _start(scenario: str | Path, resolution: tuple[int, int]) -> Any:
         path = Path(scenario)
     if not path.is_file():
         known = ", ".join(sorted(path.stem for path in Path(vizdoom.scenarios_path).glob("*.cfg")))
-        raise ConfigurationError(f"There is no scenario {str(scenario)!r}. ViZDoom has {known}.")
+        raise ConfigurationError(f"There is no scenario {str(scenario)!r}. ViZDoom has: {known}.")
     height, width = resolution
     screen = getattr(vizdoom.ScreenResolution, f"RES_{width}X{height}", None)
     if screen is None:
         raise ConfigurationError(
-            f"ViZDoom has no resolution of {height} by {width} (height by width). Take one such as (240, 320)."
+            f"ViZDoom has no resolution of {height} by {width} (height by width). Use one such as (240, 320)."
         )
     game = vizdoom.DoomGame()
     game.load_config(str(path))
