@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sb3_extra_buffers.compressed import CompressedReplayBuffer
-from sb3_extra_buffers.persistence.tree import Pickled
+from sb3_extra_buffers.storage.pickling import Pickled
 from tests.methods import installed
 from tests.persistence.buffers import ACTIONS, ALL_CLASSES, IMAGES, N_ENVS, SLOTS, add, draw, make, steps_for
 from tests.transitions import assert_same

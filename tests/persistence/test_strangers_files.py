@@ -182,7 +182,7 @@ def test_observations_that_lead_astray_are_refused(
     meta, arrays = contents(path)
     changed = change(arrays["stores//ends/0"]).astype(np.uint32)
     write(tmp_path / "changed", meta, {**arrays, "stores//ends/0": changed})
-    with pytest.raises(CorruptDataError, match="leads to frames before number"):
+    with pytest.raises(CorruptDataError, match="needs frames before number"):
         BaseCompressedBuffer.load(tmp_path / "changed", "cpu")
 
 

@@ -21,10 +21,10 @@ from sb3_extra_buffers.codecs.base import Codec, FrameSpec
 from sb3_extra_buffers.codecs.registry import ALIASES, METHODS, create_codec, option_names, parse_method
 from sb3_extra_buffers.codecs.rle_jit import RleJitCodec
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError, MissingPackageError
-from sb3_extra_buffers.persistence.tree import Pickled, unpickled
 from sb3_extra_buffers.storage.config import StorageConfig, saturate
 from sb3_extra_buffers.storage.observation_array import ObservationArray
 from sb3_extra_buffers.storage.observation_store import ObservationStore
+from sb3_extra_buffers.storage.pickling import Pickled, unpickled
 
 HAS_NUMBA, HAS_IGZIP, HAS_ZSTD, HAS_LZ4 = has_numba(), has_igzip(), has_zstd(), has_lz4()
 

@@ -18,9 +18,9 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
 from sb3_extra_buffers.persistence import files
 from sb3_extra_buffers.persistence.folder import BufferFolder, close_unattended
-from sb3_extra_buffers.persistence.tree import Pickled, unpickled
 from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.locking import BufferLock
+from sb3_extra_buffers.storage.pickling import Pickled, unpickled
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -150,6 +150,7 @@ class SaveableBuffer(BaseBuffer):
             self._lock = BufferLock()
             for store in self._stores.values():
                 store.lock = self._lock
+                store.outputs = attributes["_outputs"]
         if device is not None:
             self.device = device
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import math
 import numbers
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,8 +20,8 @@ from sb3_extra_buffers import __version__
 from sb3_extra_buffers.errors import CorruptDataError, ExtraBuffersError
 from sb3_extra_buffers.persistence import spaces as spaces  # registers how spaces are written
 from sb3_extra_buffers.persistence.container import Container, Value
-from sb3_extra_buffers.state import Json, Progress, SavedState, State, decode, encode, escaped
-from sb3_extra_buffers.storage.memory import PartOfBytes, Unpickled
+from sb3_extra_buffers.state import Json, SavedState, State, decode, encode
+from sb3_extra_buffers.storage.pickling import split
 
 _FORBIDDEN_IN_FILES = {"storage", "path", "device"}
 """Arguments that only the caller of ``load()`` may choose: a file could make a buffer write anywhere on the disk."""
@@ -64,7 +64,7 @@ class SavedBuffer(Protocol):
 
 def describe(buffer: SavedBuffer) -> tuple[dict[str, Any], dict[str, Value]]:
     """All of a buffer, as JSON and arrays."""
-    plain, arrays = _split(
+    plain, arrays = split(
         {name: _as_bytes(part) if isinstance(part, Json) else part for name, part in buffer._state().items()}
     )
     meta = {
@@ -101,72 +101,6 @@ def as_corrupt(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         raise CorruptDataError(f"{path} makes no sense: {error}") from error
-
-
-class Pickled:
-    """Is pickled and copied as the plain dict that ``tree()`` returns, with ``lock`` held all the while.
-
-    So no other thread can change an array while it is being written.
-    """
-
-    def __init__(self, lock: AbstractContextManager[Any], tree: Callable[[], State]) -> None:
-        self._lock = lock
-        self._tree = tree
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (), None, None, self._items()
-
-    def _items(self) -> Iterator[tuple[str, Any]]:
-        # pickle and copy take one item after the other. When they are done, or fail, the generator ends.
-        with self._lock:
-            yield from self._tree().items()
-
-
-def unpickled(tree: State) -> SavedState:
-    """A tree that was pickled by :class:`Pickled`, for ``restore()``. Arrays are handed over, not copied."""
-    plain, arrays = _split(tree)
-    return SavedState(_ArraysInMemory(arrays), plain)
-
-
-class _ArraysInMemory:
-    """The source of a state that was pickled or copied."""
-
-    path = "The pickled buffer"
-    is_mapped = False
-
-    def __init__(self, arrays: Mapping[str, Any]) -> None:
-        self._memories = {name: value.memory for name, value in arrays.items() if isinstance(value, Unpickled)}
-        self.arrays: dict[str, npt.NDArray[Any]] = {
-            name: value.memory.data[: value.size] if isinstance(value, Unpickled) else value
-            for name, value in arrays.items()
-        }
-
-    def read(
-        self, name: str, progress: Progress | None = None, into: npt.NDArray[np.uint8] | None = None
-    ) -> npt.NDArray[Any]:
-        array = np.require(self.arrays[name], requirements=["C", "W"])
-        if into is None:
-            return array
-        into[: array.nbytes] = array
-        return into[: array.nbytes]
-
-    def map(self, name: str) -> Any:
-        return self._memories.get(name)
-
-
-def _split(state: State, prefix: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
-    """Separate the values of a tree from its arrays. An array is named by its path, such as ``stores/image/ends/0``."""
-    plain: dict[str, Any] = {}
-    arrays: dict[str, Any] = {}
-    for key, value in state.items():
-        if isinstance(value, np.ndarray | PartOfBytes | Unpickled):
-            arrays[prefix + escaped(key)] = value
-        elif isinstance(value, Mapping):
-            plain[key], below = _split(value, f"{prefix}{escaped(key)}/")
-            arrays.update(below)
-        else:
-            plain[key] = value
-    return plain, arrays
 
 
 def _as_bytes(value: Json) -> npt.NDArray[np.uint8]:
