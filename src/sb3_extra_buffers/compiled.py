@@ -1,4 +1,4 @@
-"""Access to kernels compiled by numba, which is optional, slow to import and slow to compile.
+"""Loads kernels that numba compiles. numba is optional, slow to import and slow to compile.
 
 A kernel module defines ``compile_all()``, which calls each of its functions once on tiny arrays.
 """

@@ -1,4 +1,4 @@
-"""Work that Ctrl-C must not cut in two."""
+"""Code that Ctrl-C must not interrupt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-try:  # the functions that the module signal wraps in conversions to enums, which take longer than they do
+try:  # the functions behind the module signal, without its slow conversions to enums
     from _signal import getsignal as _get_handler  # type: ignore[import-not-found]  # nobody has typed it
     from _signal import signal as _set_handler
 except ImportError:
@@ -16,10 +16,9 @@ except ImportError:
 
 
 class uninterrupted:  # noqa: N801  # reads like a function, as contextlib's own do
-    """``with uninterrupted():`` lets Ctrl-C wait until the end of the block. Blocks may contain others.
+    """``with uninterrupted():`` delays Ctrl-C until the end of the block. Blocks may be nested.
 
-    It takes a microsecond. Python runs signal handlers in the main thread only, so in other threads there is nothing to
-    do.
+    It takes a microsecond. Python runs signal handlers in the main thread only, so in other threads it does nothing.
     """
 
     __slots__ = ("_handler", "_waiting")

@@ -197,7 +197,7 @@ CODEC_FAULTS = [
     Fault(
         "records use a reference frame without counting",
         DELTA,
-        "        references = self._current[lanes]\n        self._uses.take(references)\n",
+        "        references = self._current[lanes]\n        self._uses.incref(references)\n",
         "        references = self._current[lanes]\n",
     ),
     Fault(
@@ -215,21 +215,21 @@ CODEC_FAULTS = [
     Fault(
         "a dictionary is forgotten while records need it",
         ZSTD_DICT,
-        "            self._forget(self._uses.drop(np.array([replaced])))",
-        "            self._uses.drop(np.array([replaced]))\n            self._forget(np.array([replaced]))",
+        "            self._drop(self._uses.decref(np.array([replaced])))",
+        "            self._uses.decref(np.array([replaced]))\n            self._drop(np.array([replaced]))",
     ),
     Fault(
         "a dictionary is never forgotten",
         ZSTD_DICT,
-        "        self._forget(self._uses.drop(references))",
-        "        self._uses.drop(references)",
+        "        self._drop(self._uses.decref(references))",
+        "        self._uses.decref(references)",
     ),
     Fault(
         "records are noted with the dictionary before",
         ZSTD_DICT,
-        "        self._look_at(records)\n        data, lengths, _ = super().encode(records, lanes)\n"
+        "        self._collect(records)\n        data, lengths, _ = super().encode(records, lanes)\n"
         "        references = np.full(len(records), self._current)",
-        "        before = self._current\n        self._look_at(records)\n"
+        "        before = self._current\n        self._collect(records)\n"
         "        data, lengths, _ = super().encode(records, lanes)\n"
         "        references = np.full(len(records), before)",
     ),

@@ -39,13 +39,13 @@ def live(store: ObservationStore, lane: int = 0) -> int:
 
 DAMAGES: dict[str, tuple[str, str, Callable[[ObservationStore], None]]] = {
     "a reference counted once too often": (
-        "delta", "uses, but has", lambda store: store.codec._uses.take(store.codec._current[:1]),
+        "delta", "but it is used", lambda store: store.codec._uses.incref(store.codec._current[:1]),
     ),
     "a reference counted once too seldom": (
-        "delta", "uses, but has", lambda store: store.codec._uses.drop(store.codec._current[:1]),
+        "delta", "but it is used", lambda store: store.codec._uses.decref(store.codec._current[:1]),
     ),
     "a record with another reference": (
-        "delta", "uses, but has", lambda store: store.frames.references.__setitem__((0, live(store)), 0),
+        "delta", "but it is used", lambda store: store.frames.references.__setitem__((0, live(store)), 0),
     ),
     "a dictionary that is gone": (
         "zstd-dict/3", "Dictionaries", lambda store: store.codec._dictionaries.pop(store.codec._current),

@@ -1,4 +1,4 @@
-"""Which optional packages are installed, found out without importing them."""
+"""Which optional packages are installed. They are not imported to find out."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def require(module: str, what: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        # A package that is there but lacks one of its own dependencies is another problem: show it as it is.
+        # An installed package that lacks one of its own dependencies is another problem: do not hide it.
         if error.name is None or error.name.partition(".")[0] != package:
             raise
         raise MissingPackageError(what, package, extra) from error

@@ -1,17 +1,17 @@
-"""``delta``: what changed since the frame before.
+"""``delta``: the words that changed since the previous frame.
 
 A record is a chain of frames. Each is given as the words that differ from its predecessor, the first as those that
 differ from the lane's *reference frame*. Words are 4 bytes of the frame, whatever its dtype, so the method is exact
 for all of them. A record consists of
 
-* per frame, a ``uint32``: the number of its changes, and in its two highest bits what they are relative to: 0 the frame
-  before, 1 the reference frame, 2 a frame of zeros (stacks are filled with them after a reset), 3 nothing, the frame
-  being given whole;
+* per frame, a ``uint32``: the number of its changes, and in its two highest bits what they are relative to: 0 the
+  previous frame, 1 the reference frame, 2 a frame of zeros (which fill stacks after a reset), 3 nothing: the whole
+  frame follows;
 * the new words of all frames, one after the other, ``uint32``;
 * for each change, the number of unchanged words before it, ``uint8``. Where more than 255 words stay the same, an
   unchanged word is written as if it had changed.
 
-All numbers are little-endian; a frame that does not end at a word is filled up with zeros.
+All numbers are little-endian. Zeros fill up a frame whose size is not a multiple of 4 bytes.
 
 The reference frame of a lane is renewed when the changes that a newer one would have saved add up to its size.
 """
@@ -48,8 +48,8 @@ class DeltaCodec(Codec):
         self._n_words = -(-frame.nbytes // 4)
         self._uses = UseCounts()
         self._frames: Words = np.zeros((1, self._n_words), dtype=np.uint32)
-        # Of each lane: its reference, the first frame of its newest record, and what a newer reference would have
-        # saved.
+        # Of each lane: the number of its reference frame, the first frame of its newest record, and how many bytes a
+        # newer reference would have saved so far.
         self._current = np.zeros(0, dtype=np.int64)
         self._previous: Words = np.zeros((0, self._n_words), dtype=np.uint32)
         self._regret = np.zeros(0, dtype=np.int64)
@@ -84,7 +84,7 @@ class DeltaCodec(Codec):
         if kernels is not None:
             done = kernels.decode(data, starts, lengths, references, out.reshape(-1, *shape), self._frames)
             if done < len(starts):
-                raise CorruptDataError(f"The record at byte {starts[done]} does not decode.")
+                raise CorruptDataError(f"The delta record at byte {starts[done]} does not decode.")
             return
         for row, start, length, reference in zip(
             out, starts.tolist(), lengths.tolist(), references.tolist(), strict=True
@@ -98,20 +98,20 @@ class DeltaCodec(Codec):
                 row.reshape(shape)[:] = decode_numpy(payload, self._frames[reference], *shape)
 
     def release(self, references: Indices) -> None:
-        self._uses.drop(references)
+        self._uses.decref(references)
 
     def count_uses(self, references: Indices) -> bool:
         used = np.concatenate([references, self._current])
         if len(used) and (used.min() < 0 or used.max() >= len(self._frames)):
             return False
         self._uses.restart(len(self._frames))
-        self._uses.take(used)
+        self._uses.incref(used)
         return True
 
     def check(self, references: Indices) -> None:
         self._uses.check(np.concatenate([references, self._current]))
         if len(self._uses) > len(self._frames):
-            raise CorruptDataError(f"{len(self._uses)} references are in use, but only {len(self._frames)} are there.")
+            raise CorruptDataError(f"{len(self._uses)} references are in use, but only {len(self._frames)} exist.")
 
     def state(self) -> State:
         return {
@@ -128,7 +128,7 @@ class DeltaCodec(Codec):
         self._previous = state.array("previous", np.uint32, (n_lanes, self._n_words))
         self._regret = state.array("regret", np.int64, (n_lanes,))
         if not len(self._frames) or not self.count_uses(np.zeros(0, dtype=np.int64)):
-            raise state.error("current", "refers to frames that are not there")
+            raise state.error("current", "names reference frames that do not exist")
 
     def _as_words(self, records: Bytes) -> Words:
         frames = records.reshape(len(records), self.frames_per_record, self.frame.nbytes)
@@ -143,7 +143,7 @@ class DeltaCodec(Codec):
         changes = np.count_nonzero(first_frames != self._frames[current], axis=1)
         recent_changes = np.count_nonzero(first_frames != self._previous[lanes], axis=1)
         self._previous[lanes] = first_frames
-        # Frames of zeros, which fill up stacks after a reset, say nothing about the scene.
+        # Frames of zeros fill up stacks after a reset. They are no reason for another reference.
         self._regret[lanes] += np.maximum(5 * (changes - recent_changes), 0) * first_frames.any(axis=1)
         for row in np.flatnonzero(self._regret[lanes] > self.frame.nbytes).tolist():
             number = self._uses.new()
@@ -151,10 +151,10 @@ class DeltaCodec(Codec):
                 self._frames = np.concatenate([self._frames, np.zeros_like(first_frames, shape=(4, self._n_words))])
             self._frames[number] = first_frames[row]
             replaced, self._current[lanes[row]] = self._current[[lanes[row]]], number
-            self._uses.drop(replaced)
+            self._uses.decref(replaced)
             self._regret[lanes[row]] = 0
         references = self._current[lanes]
-        self._uses.take(references)
+        self._uses.incref(references)
         return references
 
     def _make_room_for_lanes(self, n_lanes: int) -> None:
@@ -168,7 +168,7 @@ class DeltaCodec(Codec):
 
 
 def encode_numpy(words: Words, bases: Words, frame_bytes: int) -> tuple[Bytes, Indices]:
-    """The reference for the format, and the way without numba: records ``words[i]`` against the frames ``bases[i]``."""
+    """Defines the format, and runs without numba. Record ``words[i]`` is relative to reference frame ``bases[i]``."""
     encoded = []
     for record, base in zip(words, bases, strict=True):
         counts, changed, skips = [], [], []
@@ -222,7 +222,7 @@ def decode_numpy(payload: Bytes, base: Words, n_frames: int, frame_bytes: int) -
 
 
 def _changes(frame: Words, base: Words) -> Indices:
-    """The words of ``frame`` to write: those that differ from ``base``, and some between them to bridge large gaps."""
+    """The words of ``frame`` to write: those that differ from ``base``, and one in every gap of 256 unchanged ones."""
     places = np.flatnonzero(frame != base)
     steps = zip([-1, *places[:-1].tolist()], places.tolist(), strict=len(places) > 0)
     fillers = [np.arange(last + 256, place, 256) for last, place in steps if place - last > 256]

@@ -17,7 +17,7 @@ _STORED = types.Array(types.uint8, 1, "C", readonly=True)
 
 @njit(nogil=True, cache=True)
 def _find_changes(frame: Words, base: Words, changed: Words, skips: Bytes) -> int:
-    """Write the words of ``frame`` that differ from ``base``, with what is skipped before each; return their number."""
+    """Write the words of ``frame`` that differ from ``base``, and the gaps before them; return their number."""
     n_words = frame.shape[0]
     count = 0
     last = -1
@@ -45,7 +45,7 @@ def _find_changes(frame: Words, base: Words, changed: Words, skips: Bytes) -> in
 
 @njit(nogil=True, cache=True)
 def encode(words: Words, bases: Words, frame_bytes: int, out: Bytes, lengths: Indices) -> int:
-    """Encode records ``words[i]`` against the frames ``bases[i]`` into ``out``, one after the other."""
+    """Encode records ``words[i]`` relative to the reference frames ``bases[i]`` into ``out``; return their size."""
     n_records, group, n_words = words.shape
     record_bytes = group * frame_bytes
     changed = np.empty(group * n_words, dtype=np.uint32)
@@ -63,7 +63,7 @@ def encode(words: Words, bases: Words, frame_bytes: int, out: Bytes, lengths: In
             frame = words[record, i]
             kind = PREVIOUS
             count = _find_changes(frame, previous, changed[n_changed:], skips[n_skips:])
-            if 8 * count > n_words:  # a cut in the scene, an episode that begins: something else may be closer
+            if 8 * count > n_words:  # as at the start of an episode: the reference or zeros may be closer
                 for other_kind, base in ((REFERENCE, bases[record]), (ZERO, zero)):
                     other_count = _find_changes(frame, base, other_changed, other_skips)
                     if other_count < count:
@@ -108,13 +108,13 @@ def _patch(frame: Words, data: Bytes, words_at: int, skips_at: int, count: int) 
     """Apply one frame's changes to ``frame``; false if they do not fit into it."""
     words = data[words_at : words_at + 4 * count].view(np.uint32)
     skips = data[skips_at : skips_at + count]
-    # Places only grow, so the last one tells whether all are inside.
+    # Places only grow, so if the last one is inside, all are.
     last = count - 1
     for i in range(count):
         last += skips[i]
     if last >= frame.shape[0]:
         return False
-    # Unsigned, because numba otherwise allows for negative indices at every step.
+    # Unsigned, because numba otherwise checks every index for being negative.
     at = np.uint64(0)
     for i in range(count):
         at += np.uint64(skips[i])
@@ -148,7 +148,7 @@ def sections(data: Bytes, start: int, length: int, group: int, n_words: int) -> 
 def follow(
     frame: Words, data: Bytes, header: int, words_at: int, skips_at: int, table: Words, reference: int
 ) -> tuple[int, int]:
-    """Turn ``frame`` into the next one of its chain. Returns where that one's successor begins, -1 if it is corrupt."""
+    """Turn ``frame`` into the next one of its chain. Returns where the one after it begins, or -1 if it is corrupt."""
     n_words = frame.shape[0]
     kind, count = header >> KIND_SHIFT, header & COUNT_MASK
     if kind == WHOLE:
@@ -169,7 +169,7 @@ def follow(
 
 @njit(types.int64(_STORED, _INTS, _INTS, _INTS, _FRAMES, _WORDS), nogil=True, cache=True)
 def decode(data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes, table: Words) -> int:
-    """Rebuild delta records into ``out[i]``. Returns the first that does not decode, or their number."""
+    """Decode records into ``out[i]``. Returns the number of the first invalid one, or ``len(starts)``."""
     group, frame_bytes = out.shape[1], out.shape[2]
     n_words = table.shape[1]
     frame = np.empty(n_words, dtype=np.uint32)

@@ -1,8 +1,8 @@
 """Indexed colour: one byte per pixel instead of three, in front of any codec.
 
-Retro games and Doom draw with at most 256 colours. As numbers in a palette their frames are a third as large before the
-codec sees them, and smaller after it. The palette grows as colours appear and never changes otherwise, so all records
-share it; a record with a colour for which there is no room left is stored as it is.
+Retro games and Doom draw with at most 256 colours. As indices into a palette, frames are a third as large before the
+codec encodes them, and smaller after it, too. New colours are added to the palette, and none is ever removed, so all
+records share it. A record with a colour that does not fit into the palette any more is stored raw.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KERNELS = "sb3_extra_buffers.codecs.indexed_kernels"
 
 
 class IndexedColourCodec(Codec):
-    """Turns RGB frames into indices, and leaves those to the codec that ``make_inner`` returns."""
+    """Turns RGB frames into indices, and lets the codec that ``make_inner`` returns encode them."""
 
     def __init__(self, frame: FrameSpec, make_inner: Callable[[FrameSpec], Codec]) -> None:
         if frame.channels != 3 or frame.dtype.itemsize != 1:
@@ -37,7 +37,7 @@ class IndexedColourCodec(Codec):
         self.frames_per_record = self.inner.frames_per_record
         self.palette: Bytes = np.zeros((MOST_COLOURS, 3), dtype=np.uint8)
         self.n_colours = np.zeros(1, dtype=np.int64)
-        # Colours as 24-bit numbers plus one, and their place in the palette, in a hash table.
+        # A hash table: colours as 24-bit numbers plus one, and their indices in the palette.
         self._keys = np.zeros(_SLOTS, dtype=np.uint32)
         self._values = np.zeros(_SLOTS, dtype=np.uint8)
 
@@ -95,7 +95,7 @@ class IndexedColourCodec(Codec):
         colours = state.array("palette", np.uint8, (None, 3))
         if len(colours) > MOST_COLOURS:
             raise state.error("palette", f"has {len(colours)} colours")
-        # As an image of all colours, which puts them into the hash table as well.
+        # Encoding an image of all colours adds them to the hash table, too.
         indices, indexed = np.zeros((1, len(colours)), dtype=np.uint8), np.zeros(1, dtype=np.bool_)
         self._to_indices(colours.reshape(1, -1), 1, True, indices, indexed)
         if self.n_colours[0] != len(colours):
@@ -123,7 +123,7 @@ def to_indices_numpy(
     indices: Bytes,
     indexed: np.ndarray[tuple[int], np.dtype[np.bool_]],
 ) -> None:
-    """The way without numba, which looks colours up by sorting them and has no use for the hash table."""
+    """Runs without numba. It finds colours by sorting, and does not need the hash table."""
     shape = (group, -1, 3) if channels_last else (group, 3, -1)
     for row, record in enumerate(records):
         pixels = record.reshape(shape)

@@ -21,7 +21,7 @@ def to_indices(
     indices: Bytes,
     indexed: npt.NDArray[np.bool_],
 ) -> None:
-    """Colours to their places in the palette, which gets the new ones; not for records that do not fit into it."""
+    """Replace colours by indices, adding new ones to the palette. ``indexed`` is false for records that do not fit."""
     mask = np.uint32(keys.shape[0] - 1)
     pixels = indices.shape[1] // group
     between, across = (1, 3) if channels_last else (pixels, 1)
@@ -34,7 +34,7 @@ def to_indices(
                 red, green, blue = records[row, at], records[row, at + between], records[row, at + 2 * between]
                 at += across
                 key = ((np.uint32(red) << 16) | (np.uint32(green) << 8) | np.uint32(blue)) + np.uint32(1)
-                if key != last_key:  # neighbours are often of one colour
+                if key != last_key:  # neighbouring pixels often have the same colour
                     slot = np.uint32((np.uint32(key) * np.uint32(2654435761)) >> np.uint32(20)) & mask
                     while keys[slot] != key and keys[slot] != 0:
                         slot = np.uint32(slot + 1) & mask

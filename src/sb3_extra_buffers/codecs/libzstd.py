@@ -1,7 +1,7 @@
-"""libzstd's own functions, for kernels that decompress many records without coming back to Python.
+"""libzstd's own functions, for kernels that decompress many records in one call.
 
-``zstandard`` brings libzstd along twice: inside its fast module, where nobody else can get at it, and inside the module
-for PyPy, whose functions anyone may call. Where that one is missing, records are decompressed by a Python call each.
+The package ``zstandard`` contains libzstd twice: in its C extension, which does not export it, and in its CFFI module,
+whose functions can be called by address. Where that module is missing, each record is decompressed by a Python call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sb3_extra_buffers.codecs.base import Indices
 
 _MOST_STATISTICS = 1 << 12
 MISSING = -1
-"""Stands for the address of a dictionary that is not there; 0 means that none is wanted."""
+"""Stands for the address of a dictionary that does not exist; 0 means "no dictionary"."""
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
 
 
@@ -60,16 +60,16 @@ def _library() -> ctypes.CDLL | None:
 
 @functools.cache
 def decompress_function() -> int:
-    """The address of ``ZSTD_decompress_usingDDict``, or 0 where it cannot be had."""
+    """The address of ``ZSTD_decompress_usingDDict``, or 0 where libzstd cannot be loaded."""
     library = _library()
     return ctypes.cast(library.ZSTD_decompress_usingDDict, _POINTER).value or 0 if library else 0
 
 
 def make_dictionary(content: bytes, samples: list[bytes], level: int) -> bytes:
-    """Content for records to refer to, with statistics of what compressing ``samples`` with it leaves to be written.
+    """A dictionary with the given content, and with entropy tables made from ``samples``.
 
-    Records then need no statistics of their own, which makes them smaller and faster to decompress. Where that cannot
-    be done, the dictionary is the mere content.
+    Records then need no entropy tables of their own, which makes them smaller and faster to decompress. Where libzstd
+    cannot be loaded, the dictionary has no tables.
     """
     library = _library()
     if library is None:
@@ -84,17 +84,17 @@ def make_dictionary(content: bytes, samples: list[bytes], level: int) -> bytes:
 
 
 class Dictionary:
-    """A dictionary in the form that decompression wants."""
+    """A dictionary in the form that decompression needs."""
 
     def __init__(self, content: bytes) -> None:
         self._library = _library()
         assert self._library is not None
-        self._content = content  # which libzstd goes on reading
+        self._content = content  # libzstd refers to these bytes
         self.address: int = self._library.ZSTD_createDDict_byReference(content, len(content))
 
     @property
     def nbytes(self) -> int:
-        """What it takes beside its content."""
+        """Its size without the content."""
         assert self._library is not None
         size: int = self._library.ZSTD_sizeof_DDict(self.address)
         return size
@@ -110,7 +110,7 @@ _lock = threading.Lock()
 
 @contextmanager
 def contexts(n: int) -> Iterator[Indices]:
-    """Addresses of ``n`` decompression contexts that nobody else uses in the meantime."""
+    """Addresses of ``n`` decompression contexts, for the caller alone until the block ends."""
     library = _library()
     assert library is not None
     with _lock:

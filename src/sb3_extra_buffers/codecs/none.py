@@ -1,4 +1,4 @@
-"""``none``: records as they are."""
+"""``none``: records without compression."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _RECORD_BYTES = 1 << 14
 
 
 class NoneCodec(Codec):
-    """No compression. The store still shares frames, which is where most of the memory goes."""
+    """No compression. The store still shares frames, which saves most of the memory."""
 
     name = "none"
     record_format = "raw"
 
     def __init__(self, frame: FrameSpec) -> None:
         super().__init__(frame)
-        # Small frames go together, so that neither the index nor the work per record weighs much.
+        # Several small frames make a record, so that the index and the work per record stay small.
         self.frames_per_record = max(1, min(64, _RECORD_BYTES // frame.nbytes))
 
     @property
@@ -31,5 +31,5 @@ class NoneCodec(Codec):
 
     def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
         if (lengths != self.record_bytes).any() or (starts < 0).any() or (starts + lengths > len(data)).any():
-            raise CorruptDataError(f"Raw records have {self.record_bytes} bytes and lie inside the store; some do not.")
+            raise CorruptDataError(f"A raw record does not have {self.record_bytes} bytes inside the store.")
         out[:] = np.lib.stride_tricks.sliding_window_view(data, self.record_bytes)[starts]

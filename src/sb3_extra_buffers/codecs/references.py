@@ -9,17 +9,20 @@ from sb3_extra_buffers.errors import CorruptDataError
 
 
 class UseCounts:
-    """Numbers for references, from 1 on, given out again once unused. Number 0 is "no reference" and always there."""
+    """Numbers references from 1 on and counts their users. Unused numbers are given out again.
+
+    Number 0 means "no reference". It is always in use.
+    """
 
     def __init__(self) -> None:
         self._uses = np.ones(1, dtype=np.int64)
 
     def __len__(self) -> int:
-        """How many numbers have been given out at the same time, 0 included."""
+        """The largest number so far, plus one."""
         return len(self._uses)
 
     def new(self) -> int:
-        """A number that nobody uses, now used once."""
+        """An unused number, whose count is now 1."""
         free = np.flatnonzero(self._uses == 0)
         if len(free) == 0:
             free = np.array([len(self._uses)])
@@ -27,11 +30,11 @@ class UseCounts:
         self._uses[free[0]] = 1
         return int(free[0])
 
-    def take(self, references: Indices) -> None:
+    def incref(self, references: Indices) -> None:
         np.add.at(self._uses, references, 1)
 
-    def drop(self, references: Indices) -> Indices:
-        """Take back one use of each, and return those that nobody uses any more."""
+    def decref(self, references: Indices) -> Indices:
+        """Decrease the counts, and return the numbers that are unused now."""
         np.subtract.at(self._uses, references, 1)
         self._uses[0] = 1
         candidates: Indices = np.unique(references)
@@ -42,22 +45,22 @@ class UseCounts:
         return unused
 
     def restart(self, size: int) -> None:
-        """Begin anew with so many numbers, none of them used."""
+        """Start again with so many numbers, all of them unused."""
         self._uses = np.zeros(size, dtype=np.int64)
         self._uses[0] = 1
 
     def unused(self) -> Indices:
-        """The numbers that nobody uses."""
+        """All unused numbers."""
         return np.flatnonzero(self._uses == 0)
 
     def check(self, references: Indices) -> None:
-        """Raise an error unless ``references`` are all the uses that there are."""
+        """Raise an error unless the counts are those of ``references``."""
         expected = np.bincount(references, minlength=len(self._uses))
         expected[0] = self._uses[0]  # which is not counted
         if len(expected) > len(self._uses):
-            raise CorruptDataError(f"Reference {len(expected) - 1} is in use but was never made.")
+            raise CorruptDataError(f"Reference {len(expected) - 1} is in use but does not exist.")
         (wrong,) = np.nonzero(expected != self._uses)
         if len(wrong):
             raise CorruptDataError(
-                f"Reference {wrong[0]} counts {self._uses[wrong[0]]} uses, but has {expected[wrong[0]]}."
+                f"Reference {wrong[0]} has a count of {self._uses[wrong[0]]}, but it is used {expected[wrong[0]]} times."
             )

@@ -1,7 +1,7 @@
-"""The names of the compression methods, and the only place where ``"zstd-5"`` is taken apart.
+"""The names of the compression methods, and the only parser of names such as ``"zstd-5"``.
 
-A new codec is a line in ``METHODS``. Its module is imported on first use and must not need optional packages to be
-imported, only for an instance to be made.
+A new codec is a line in ``METHODS``. Its module is imported on first use. It may need optional packages to create an
+instance, but not to be imported.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from sb3_extra_buffers.errors import (
 )
 
 AUTO = "auto"
-"""Stands for the method that the data will choose; nothing here can create it."""
+"""The data decides which method this is, so no codec of this name can be created."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a codec lives and what must be installed to use it."""
+    """The module and class of a codec, and the optional package that it needs."""
 
     module: str
     class_name: str
@@ -84,8 +84,8 @@ def parse_method(text: str) -> Method:
 def create_codec(method: str | Method, frame: FrameSpec, **options: Any) -> Codec:
     """The codec for ``method`` and frames like ``frame``.
 
-    ``compresslevel`` in the options overrides the method's, ``indexed_colour=True`` puts a palette in front of it; the
-    others are the codec's own.
+    The option ``compresslevel`` overrides the level in the method's name. ``indexed_colour=True`` adds a palette. The
+    other options are the codec's own.
     """
     parsed = parse_method(method if isinstance(method, str) else str(method))
     if parsed.name == AUTO:

@@ -21,12 +21,12 @@ _UNSIGNED = (np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.uint32), np.dt
 
 
 def element_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The widest unsigned integer that elements of ``dtype`` can be cut into: of their size, except for exotic ones."""
+    """The unsigned integer of the same size as ``dtype``, or, where there is none, the largest that divides it."""
     return next(word for word in reversed(_UNSIGNED) if dtype.itemsize % word.itemsize == 0)
 
 
 def run_dtype(runs_type: npt.DTypeLike | None, element_count: int) -> np.dtype[Any]:
-    """The unsigned integer that holds run lengths: as wide as ``runs_type``, or else as ``element_count`` needs it."""
+    """The unsigned integer for run lengths: as wide as ``runs_type``, or by default as wide as needed."""
     if runs_type is None:
         return next(word for word in _UNSIGNED if element_count <= np.iinfo(word).max)
     dtype = np.dtype(runs_type)
@@ -69,7 +69,7 @@ class RleCodec(RecordCodec):
         # A record may start at any byte of the arena. Copied, its integers are aligned.
         runs = np.frombuffer(payload[: count * run_size].tobytes(), dtype=self.runs_type)
         values = np.frombuffer(payload[count * run_size :].tobytes(), dtype=self.element_type)
-        # Checked one by one as well, because the sum of wide run lengths may wrap around.
+        # Also one by one, because the sum of large run lengths may overflow.
         if count == 0 or runs.max() > self.element_count or int(runs.sum(dtype=np.uint64)) != self.element_count:
             raise CorruptDataError(f"its runs do not add up to {self.element_count} elements")
         return np.repeat(values, runs.astype(np.intp)).view(np.uint8).data

@@ -1,4 +1,4 @@
-"""``rle-jit``: the bytes of ``rle``, a batch per compiled call."""
+"""``rle-jit``: the same bytes as ``rle``, but one compiled call per batch."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from sb3_extra_buffers.errors import CorruptDataError, MissingPackageError
 
 
 class RleJitCodec(RleCodec):
-    """Run-length encoding with numba, outside the interpreter's lock."""
+    """Run-length encoding with numba, without holding the interpreter's lock."""
 
     name = "rle-jit"
 
     def __init__(self, frame: FrameSpec, *, runs_type: npt.DTypeLike | None = None) -> None:
         super().__init__(frame, runs_type=runs_type)
-        # One blank record there and back compiles for these dtypes now instead of in the middle of training.
+        # Encode and decode one empty record, so that numba compiles for these dtypes now and not during training.
         blank = np.zeros((1, self.record_bytes), dtype=np.uint8)
         data, lengths, references = self.encode(blank, np.zeros(1, dtype=np.int64))
         self.decode(data, np.zeros_like(lengths), lengths, references, blank)
@@ -46,7 +46,7 @@ class RleJitCodec(RleCodec):
             out[:] = target
 
     def _no_runs(self) -> Unsigned:
-        """An empty array that tells the kernels, which are compiled per dtype, the dtype of runs."""
+        """An empty array from which the kernels take the dtype of runs."""
         return np.empty(0, dtype=self.runs_type)
 
     def _kernels(self) -> ModuleType:

@@ -1,7 +1,7 @@
 """Compiled form of :mod:`.rle`. Import through :func:`sb3_extra_buffers.compiled.load_kernels` only.
 
-Records lie at any byte of the arena, where wider integers cannot be read safely. So runs and elements pass through
-small aligned arrays, and only plain bytes are copied from and to the arena.
+A record may start at any byte of the arena, where larger integers would not be aligned. So runs and elements are copied
+through small aligned arrays.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def decode(data: Bytes, starts: Indices, lengths: Indices, no_runs: Unsigned, el
 
 
 def compile_all() -> None:
-    """For bytes with runs of two bytes, the most common frames; other dtypes compile when a codec is made for them."""
+    """For elements of one byte and runs of two, the most common case. For others, creating a codec compiles."""
     elements = np.zeros((1, 8), dtype=np.uint8)
     no_runs = np.zeros(0, dtype=np.uint16)
     data, lengths = np.empty(8, dtype=np.uint8), np.zeros(1, dtype=np.int64)

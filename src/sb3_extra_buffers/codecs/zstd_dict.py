@@ -1,12 +1,13 @@
 """``zstd-dict``: Zstandard with a dictionary of frames that the buffer has seen.
 
-A dictionary is some raw frames, one after the other, so that a record consists of little more than where in them its
-pixels stand, and statistics that tell how to write that in few bits, taken from records that follow those frames. The
-first is made of the first frames; a second, of frames further apart, replaces it soon; and a new one follows when
-records have grown, compared with what the dictionary gave when it was new, by several times its size. Records keep the
-dictionary that they were made with, and it goes with the last of them.
+A dictionary consists of raw frames, which records refer to, and of entropy tables made from later records, so that
+records need no tables of their own. The first dictionary is made from the first frames. A second one, from frames
+further apart, soon replaces it. After that, the dictionary is renewed when the records, compared with those made when
+it was new, have grown by several times its size in total. Records keep the dictionary that they were made with, and
+dictionaries are reference-counted.
 
-Several frames of a lane in one record (``frames_per_record``) make it far smaller, since they resemble each other most.
+With several frames of a lane in one record (``frames_per_record``), records become far smaller, because consecutive
+frames are very similar.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from sb3_extra_buffers.state import SavedState, State
 _DICTIONARY_FRAMES = 16
 _DICTIONARY_BYTES = 1 << 20
 _SAMPLES = 16
-"""Records that a dictionary's statistics are made from."""
+"""How many records a dictionary's entropy tables are made from."""
 _DICTIONARY_MAGIC = (0xEC30A437).to_bytes(4, "little")
 _SPREAD = 64
-"""Frames between two that go into a dictionary."""
+"""Every so many frames, one goes into the dictionary."""
 _BASELINE_RECORDS = 1024
-"""The first records with a dictionary tell what it can do."""
+"""How many records show what a new dictionary achieves."""
 _MOST_DICTIONARIES = 1 << 20
 _WORTH_RENEWING = 8
-"""How many times its size a dictionary must have cost in larger records before it is replaced."""
+"""A dictionary is renewed when larger records have cost this many times its size."""
 
 
 class ZstdDictCodec(ZstdCodec):
@@ -54,13 +55,13 @@ class ZstdDictCodec(ZstdCodec):
         self._current = NO_REFERENCE
         self._recent: list[bytes] = []
         self._content = b""
-        """The next dictionary, while records are collected that tell what else it needs."""
+        """The frames of the next dictionary, while records for its entropy tables are collected."""
         self._samples: list[bytes] = []
         self._spread = 1
         self._planned = 2
-        """Dictionaries that are made whether records grow or not: a makeshift one and a better one."""
+        """How many dictionaries are still made in any case: a first one and a better one."""
         self._frames_seen = 0
-        # Of the dictionary in use: records made with it, their bytes, and how much they exceed what it began with.
+        # Of the dictionary in use: its first records, their bytes, and by how many bytes later ones were larger.
         self._records = 0
         self._bytes = 0
         self._excess = 0.0
@@ -81,11 +82,11 @@ class ZstdDictCodec(ZstdCodec):
         return sum(map(len, self._dictionaries.values())) + prepared + collected
 
     def encode(self, records: Bytes, lanes: Indices) -> Encoded:
-        self._look_at(records)
+        self._collect(records)
         data, lengths, _ = super().encode(records, lanes)
         references = np.full(len(records), self._current)
-        self._uses.take(references)
-        self._watch(lengths)
+        self._uses.incref(references)
+        self._track_sizes(lengths)
         return Encoded(data, lengths, references)
 
     def _decode_one_by_one(
@@ -102,15 +103,15 @@ class ZstdDictCodec(ZstdCodec):
                 out[rows] = part
 
     def release(self, references: Indices) -> None:
-        self._forget(self._uses.drop(references))
+        self._drop(self._uses.decref(references))
 
     def count_uses(self, references: Indices) -> bool:
         used = np.append(references, self._current)
         if not {NO_REFERENCE, *self._dictionaries}.issuperset(np.unique(used).tolist()):
             return False
         self._uses.restart(max(self._dictionaries, default=0) + 1)
-        self._uses.take(used)
-        self._forget(self._uses.unused())
+        self._uses.incref(used)
+        self._drop(self._uses.unused())
         return True
 
     def check(self, references: Indices) -> None:
@@ -147,10 +148,10 @@ class ZstdDictCodec(ZstdCodec):
             contents = self._dictionaries.items()
             self._for_libzstd = {number: libzstd.Dictionary(content) for number, content in contents}
             if not all(dictionary.address for dictionary in self._for_libzstd.values()):
-                raise state.error("dictionaries", "are not what Zstandard knows as dictionaries")
+                raise state.error("dictionaries", "are not dictionaries of Zstandard")
         self._current = state.integer("current")
         if self._current not in {NO_REFERENCE, *self._dictionaries}:
-            raise state.error("current", f"refers to dictionary {self._current}, which is not there")
+            raise state.error("current", f"names dictionary {self._current}, which does not exist")
         self._recent = _pieces(state, "recent", self.frame.nbytes)
         self._content = state.array("content", np.uint8, (None,)).tobytes()
         self._samples = _pieces(state, "samples", self.record_bytes)
@@ -161,8 +162,8 @@ class ZstdDictCodec(ZstdCodec):
         self._bytes = state.integer("bytes")
         self._excess = state.number("excess")
 
-    def _look_at(self, records: Bytes) -> None:
-        """Collect what the next dictionary is made from, and make it when there is none, or only a makeshift one."""
+    def _collect(self, records: Bytes) -> None:
+        """Collect frames and records for the next dictionary, and make it when it is due."""
         if self._content:
             self._samples += [record.tobytes() for record in records]
             if len(self._samples) >= _SAMPLES:
@@ -176,7 +177,7 @@ class ZstdDictCodec(ZstdCodec):
                     self._spread, self._frames_seen = _SPREAD, 0
             self._frames_seen += 1
 
-    def _watch(self, lengths: Indices) -> None:
+    def _track_sizes(self, lengths: Indices) -> None:
         if self._current == NO_REFERENCE:
             return
         if self._records < _BASELINE_RECORDS:
@@ -188,27 +189,27 @@ class ZstdDictCodec(ZstdCodec):
             self._begin_dictionary()
 
     def _begin_dictionary(self) -> None:
-        # Zstandard looks back from the end: what is most likely to be needed goes there.
+        # The newest frames at the end: there, Zstandard refers to them with the fewest bits.
         self._content = b"".join(self._recent)
-        if self._content.startswith(_DICTIONARY_MAGIC):  # which would be taken for a dictionary with statistics
+        if self._content.startswith(_DICTIONARY_MAGIC):  # it would look like a dictionary with entropy tables
             self._content = b"\0" + self._content
         self._samples = []
 
     def _renew(self) -> None:
-        # The new dictionary is there before it counts, and counts before the old one goes: making it takes a while, in
-        # which Ctrl-C may come.
+        # The new dictionary exists before it is used, and is used before the old one is released, because Ctrl-C may
+        # come at any moment.
         content = libzstd.make_dictionary(self._content, self._samples, self.compresslevel)
         replaced, number = self._current, self._uses.new()
         self._dictionaries[number] = content
         self._current = number
         if replaced != NO_REFERENCE:
-            self._forget(self._uses.drop(np.array([replaced])))
+            self._drop(self._uses.decref(np.array([replaced])))
         self._content, self._samples = b"", []
         self._addresses = None
         self._records = self._bytes = 0
         self._excess = 0.0
 
-    def _forget(self, references: Indices) -> None:
+    def _drop(self, references: Indices) -> None:
         for reference in references.tolist():
             self._dictionaries.pop(reference, None)
             self._prepared.pop(reference, None)
@@ -230,12 +231,12 @@ class ZstdDictCodec(ZstdCodec):
         return super().dictionary_addresses if addresses is None else addresses
 
     def _dictionary(self, reference: int) -> Any:
-        """The dictionary in the form that decompression wants, made once for all threads."""
+        """A dictionary in the form that decompression needs, made once for all threads."""
         with self._prepared_lock:
             if reference not in self._prepared:
                 content = self._dictionaries.get(reference)
                 if content is None:
-                    raise CorruptDataError(f"A record refers to dictionary {reference}, which is not there.")
+                    raise CorruptDataError(f"A record needs dictionary {reference}, which does not exist.")
                 self._prepared[reference] = self._as_dictionary(content)
             return self._prepared[reference]
 
@@ -249,7 +250,7 @@ class ZstdDictCodec(ZstdCodec):
         content = self._dictionaries[self._current]
         kept = getattr(self._contexts, "with_dictionary", None)
         if kept is None or kept[0] is not content:
-            # Prepared for compression, which takes many times its size, so only the dictionary in use is.
+            # Preparing it for compression takes many times its size, so it is done only for the dictionary in use.
             dictionary = self._as_dictionary(content)
             dictionary.precompute_compress(level=self.compresslevel)
             compressor = self._library.ZstdCompressor(

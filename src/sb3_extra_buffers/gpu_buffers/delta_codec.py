@@ -59,7 +59,7 @@ class BatchDeltaCodec(DeltaCodec):
             self._review_references(first_frames, lanes)
             self._unseen = 0
         references = self._current[lanes]
-        self._uses.take(references)
+        self._uses.incref(references)
         return references
 
     def _review_references(self, first_frames: Words, lanes: Indices) -> None:
@@ -99,7 +99,7 @@ class BatchDeltaCodec(DeltaCodec):
 
     def take_references(self, references: Indices) -> None:
         """Count uses by records that the device has encoded."""
-        self._uses.take(references)
+        self._uses.incref(references)
 
     def lanes_to_renew(self, saved: Indices, n_records: Indices) -> Indices:
         """The lanes whose newest frame should become their reference.
@@ -121,7 +121,7 @@ class BatchDeltaCodec(DeltaCodec):
 
     def _new_reference(self, lane: np.int64) -> int:
         """Another number for the reference of a lane."""
-        self._uses.drop(self._current[[lane]])
+        self._uses.decref(self._current[[lane]])
         self._current[lane] = number = self._uses.new()
         if number >= len(self._frames):
             self._frames = np.concatenate([self._frames, np.zeros((4, self._n_words), dtype=np.uint32)])

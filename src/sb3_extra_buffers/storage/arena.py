@@ -5,8 +5,8 @@ The arena is a ring: bytes are appended at ``head``, the oldest live byte is at 
     |....tail########head....limit|          |####head....tail######wrap|
              not wrapped                                wrapped
 
-It never compacts. When live bytes fill it, it grows by a small step, so that it stays close to the size of what is
-alive even after it has been overwritten many times.
+It never compacts. When live bytes fill it, it grows by a small step, so that it stays close to the size of its live
+bytes even after it has been overwritten many times.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Arena:
         self.head = 0
         self.tail = 0
         self.limit = 0
-        """Bytes beyond it were never written, and so take no memory."""
+        """Bytes beyond it were never written, so they take no memory."""
         self.wrap: int | None = None
-        """Where the upper part of the live bytes ends, when the head has gone round."""
+        """Where the upper part of the live bytes ends, if the head has wrapped around."""
         self._memory: Memory = AnonymousMemory(_SMALLEST_STEP)
 
     @property
@@ -39,21 +39,21 @@ class Arena:
 
     @property
     def live_bytes(self) -> int:
-        """Bytes between tail and head, dead ones in between included."""
+        """Bytes between tail and head, including dead ones in between."""
         if self.wrap is None:
             return self.head - self.tail
         return self.head + self.wrap - self.tail
 
     @property
     def nbytes(self) -> int:
-        """Memory that has been written to, and so is taken."""
+        """Memory that has been written, and so is resident."""
         return self.limit
 
     def allocate(self, size: int) -> int | None:
         """Reserve ``size`` bytes and return where they start, or ``None`` if there is no room without :meth:`grow`."""
         if self.wrap is not None:
             start = self.head
-            if start + size >= self.tail:  # an equal head and tail would read as empty
+            if start + size >= self.tail:  # an equal head and tail would mean "empty"
                 return None
         elif self.head + size <= self.limit:
             start = self.head
@@ -77,8 +77,8 @@ class Arena:
             return self.limit, 0
         self._reserve(self.wrap + step)
         data, boundary, limit = self.data, self.tail, max(self.limit, self.wrap + step)
-        # Nothing is called from here until the caller has moved its blocks, so that Ctrl-C, which Python notices in
-        # calls, cannot come between.
+        # No function is called from here until the caller has moved its blocks. Python handles Ctrl-C in calls, so it
+        # cannot come in between.
         data[self.tail + step : self.wrap + step] = data[self.tail : self.wrap]
         self.tail += step
         self.wrap += step
@@ -86,7 +86,7 @@ class Arena:
         return boundary, step
 
     def write(self, start: int, data: npt.NDArray[np.uint8]) -> None:
-        """Put bytes where :meth:`allocate` made room for them."""
+        """Write bytes to memory that :meth:`allocate` reserved."""
         self.data[start : start + len(data)] = data
 
     def free_until(self, start: int) -> None:
@@ -100,7 +100,7 @@ class Arena:
         self.wrap = None
 
     def distance(self, starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """How far behind the tail blocks lie, in the order in which they were written."""
+        """The distance of blocks from the tail, in the order in which they were written."""
         behind = starts - self.tail
         if self.wrap is not None:
             behind[behind < 0] += self.wrap
@@ -120,7 +120,7 @@ class Arena:
         if not inside.all():
             first = int(inside.argmin())
             raise CorruptDataError(
-                f"A record at the bytes {starts[first]} to {ends[first]} lies outside of what is in use: "
+                f"A record at the bytes {starts[first]} to {ends[first]} lies outside the live ranges "
                 f"{self._live_ranges}."
             )
         if (ends[:-1] > starts[1:]).any():
@@ -136,7 +136,7 @@ class Arena:
         return [(0, self.head), (self.tail, self.wrap)]
 
     def state(self) -> State:
-        """For :mod:`sb3_extra_buffers.persistence`. What is dead is left out, but all live bytes keep their places."""
+        """All live bytes keep their places. Dead bytes are left out."""
         if not self.live_bytes:
             return {"head": 0, "tail": 0, "wrap": None, "bytes": PartOfBytes(self.data[:0], [])}
         end = self.head if self.wrap is None else self.wrap

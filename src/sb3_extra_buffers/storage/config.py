@@ -1,4 +1,4 @@
-"""What the user asked for, checked once."""
+"""The user's options, checked once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FrameStack = int | Literal["auto"] | None
 
 @dataclass(frozen=True)
 class CodecRecipe:
-    """A method with its options: all that is needed to make a codec for frames of any kind."""
+    """A method with its options: all that is needed to create a codec for any frames."""
 
     method: Method
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class StorageConfig:
     """How to store observations. ``None`` for a dtype means whatever is lossless."""
 
     recipe: CodecRecipe | None
-    """``None`` where the data is to decide."""
+    """``None`` means ``auto``."""
     elem_type: np.dtype[Any] | None = None
     frame_stack: FrameStack = "auto"
 
@@ -63,7 +63,7 @@ class StorageConfig:
         decompression_kwargs: Mapping[str, Any] | None,
         frame_stack: FrameStack,
     ) -> StorageConfig:
-        """Check the arguments that buffers take. Nothing that the caller passed is kept or changed."""
+        """Check the arguments of a buffer. The caller's objects are neither kept nor changed."""
         if dtypes is not None and not isinstance(dtypes, Mapping):
             dtypes = {"elem_type": dtypes}
         dtypes = dict(dtypes or {})
@@ -86,7 +86,7 @@ class StorageConfig:
         )
 
     def stored_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        """The dtype that values of ``dtype`` are kept in. Says so where that loses something."""
+        """The dtype that values of ``dtype`` are stored in. Warns if that is lossy."""
         if self.elem_type is None:
             return dtype
         if not np.can_cast(dtype, self.elem_type, "safe"):
@@ -118,7 +118,7 @@ def _number_type(name: str, given: npt.DTypeLike) -> np.dtype[Any]:
 
 
 def saturate(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Cast to ``dtype``; values beyond its range become its limits, NaN becomes 0 where there is none."""
+    """Cast to ``dtype``. Values beyond its range become its limits. NaN becomes 0 in integers."""
     if values.dtype == dtype:
         return values
     if dtype.kind == "b":
@@ -131,7 +131,7 @@ def saturate(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]
     if values.dtype.kind == "f":
         values = np.nan_to_num(values, nan=0.0, posinf=np.inf, neginf=-np.inf)
         high = values.dtype.type(bounds.max)
-        if int(high) > bounds.max:  # the largest int64 is not a float64: what rounds up to it would overflow
+        if int(high) > bounds.max:  # the largest int64 is no float64, and the next float64 would overflow
             high = np.nextafter(high, values.dtype.type(0))
         limits = (values.dtype.type(bounds.min), high)
     else:

@@ -16,19 +16,19 @@ from sb3_extra_buffers.errors import CorruptDataError
 Digests = npt.NDArray[np.uint64]
 
 UNKNOWN = 0
-"""The digest of an observation that was stored before anybody asked for one."""
+"""The checksum of an observation that was stored without one."""
 
 
 def digests_of(observations: npt.NDArray[Any]) -> Digests:
     """The checksum of each of ``observations``: xxh3 of its bytes."""
     shape = len(observations), math.prod(observations.shape[1:])  # not -1, which an empty batch leaves open
     rows = np.ascontiguousarray(observations).reshape(shape).view(np.uint8)
-    # One in 2**64 has the digest 0, which is taken.
+    # 0 means UNKNOWN.
     return np.array([xxhash.xxh3_64_intdigest(row.data) or 1 for row in rows], dtype=np.uint64)
 
 
 class ObservationDigests:
-    """A digest for each observation of a store, kept when it arrives and compared when it is read."""
+    """A checksum of each observation of a store: computed when it is stored, and compared when it is read."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class ObservationDigests:
         return sum(column.nbytes for column in self.columns)
 
     def compare(self, column: int, slots: Indices, envs: Indices, observations: npt.NDArray[Any]) -> None:
-        """Raise an error if one of ``observations``, read from these places, is not what was stored there."""
+        """Raise an error if one of ``observations``, read from these places, is not the one that was stored there."""
         expected = self.columns[column][slots, envs]
         differs = (digests_of(observations) != expected) & (expected != UNKNOWN)
         if differs.any():
@@ -55,10 +55,9 @@ class ObservationDigests:
             )
 
     def state(self) -> dict[str, Digests]:
-        """For :mod:`sb3_extra_buffers.persistence`."""
         return {str(column): digests for column, digests in enumerate(self.columns)}
 
     def clear(self, n_slots: int) -> None:
-        """Forget the digests of the first ``n_slots`` slots."""
+        """Forget the checksums of the first ``n_slots`` slots."""
         for column in self.columns:
             column[:n_slots] = UNKNOWN

@@ -1,8 +1,8 @@
 """Packed bytes that never move, for memory that lies in a file.
 
-Live bytes are a list of *extents*, oldest first. New bytes go to the end of the newest extent, or where there is a
-large gap they begin another one. Bytes that die in a buffer on disk are *held*: its ``state`` still refers to them, so
-they are written to again only after :meth:`ExtentArena.release_held`.
+Live bytes are a list of *extents*, oldest first. New bytes go to the end of the newest extent, or start another one in
+a large gap. In a buffer on disk, bytes that die are *held*, because its last flushed state still refers to them. They
+are overwritten only after :meth:`ExtentArena.release_held`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Extent = tuple[int, int]
 
 
 class ExtentArena(Arena):
-    """Grows like a ring, but in place."""
+    """An arena that never moves bytes, not even when it grows."""
 
     def __init__(self, memory: Memory | None = None) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class ExtentArena(Arena):
             if any(low == start and high - low >= size for low, high in gaps):
                 self._live[-1] = (first, start + size)
                 return start
-        # Small gaps are left alone until they have become larger ones.
+        # Small gaps are not used until they have become larger.
         start, end = max(gaps, key=lambda gap: gap[1] - gap[0], default=(0, 0))
         if end - start < max(size, self.limit // 32, 1):
             return None
@@ -70,7 +70,7 @@ class ExtentArena(Arena):
         return larger, 0
 
     def free_until(self, start: int) -> None:
-        # Held before they are dead: if this is interrupted in between, they are just kept for longer.
+        # Held before they are dead: if this is interrupted in between, they are only kept longer.
         while self._live and not self._live[0][0] <= start < self._live[0][1]:
             self._hold(*self._live[0])
             del self._live[0]
@@ -85,7 +85,7 @@ class ExtentArena(Arena):
         self._live = []
 
     def release_held(self) -> None:
-        """Nobody else refers to what has died."""
+        """Reuse dead bytes: a flush has replaced the state that referred to them."""
         self._held = []
 
     def _hold(self, start: int, end: int) -> None:
@@ -136,7 +136,7 @@ class ExtentArena(Arena):
             at = end
 
     def _named_memory(self, state: SavedState) -> FileMemory:
-        """The file beside this arena's own that a buffer on disk was in."""
+        """The file that the saved state names, in the same folder as this arena's own."""
         name = state.value("file")
         if not isinstance(self._memory, FileMemory) or not isinstance(name, str) or not is_arena_name(name):
             raise state.error("bytes", "is missing")
@@ -148,7 +148,7 @@ class ExtentArena(Arena):
 
 
 def is_arena_name(name: str) -> bool:
-    """Whether a file of a buffer's folder may hold an arena. What a stranger's folder calls one may be anything."""
+    """Whether this is the name of an arena's file. A name in an untrusted state could lead out of the folder."""
     return bool(_ARENA_NAME.fullmatch(name)) and Path(name).name == name
 
 

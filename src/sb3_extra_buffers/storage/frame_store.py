@@ -1,9 +1,9 @@
 """Frames of several lanes, most of them compressed.
 
 A lane is one environment's frames in the order of arrival, numbered from zero. The newest frames of a lane wait in a
-small ring of raw frames; as soon as ``frames_per_record`` of them are complete, the codec turns them into a record in
-the arena. Record ``r`` of a lane holds the frames ``r * frames_per_record`` and following, so a frame is found by
-division, and per record only its place, length and reference are kept.
+small ring of raw frames. As soon as there are ``frames_per_record`` of them, the codec turns them into a record in the
+arena. Record ``r`` of a lane holds the frames from ``r * frames_per_record`` on, so a frame is found by division. The
+index has the start, length and reference of each record.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sb3_extra_buffers.storage.stacking import MemoryForm, StackLayout
 
 _PIECE = 1024
 _MOST_WAITING = 1 << 16
-"""More frames than any ring has, of any version."""
+"""No version has had a ring of more frames."""
 
 
 class FrameStore:
@@ -42,29 +42,29 @@ class FrameStore:
         begin_after: Indices | None = None,
     ) -> None:
         """
-        :param observations_at_once: For how many observations of a lane :meth:`make_room` may be asked.
-        :param begin_after: For each lane, a frame number below which this store is not to use any.
+        :param observations_at_once: For how many observations per lane :meth:`make_room` may be called.
+        :param begin_after: For each lane, the lowest frame number that this store may use.
         """
         self.codec = codec
         self.layout = layout
         self.n_lanes = n_lanes
         self.arena = arena or Arena()
         group = codec.frames_per_record
-        # Room for an unfinished record and whole observations, and for all lanes to complete a record by then.
+        # Room for an unfinished record and whole observations, so that most lanes complete a record before it is full.
         ring_size = max(
             group - 1 + observations_at_once * layout.stack, -(-(group - 1 + layout.stack) // group) * group
         )
         self.ring = np.zeros((n_lanes, ring_size, codec.frame.nbytes), dtype=np.uint8)
         self.first_records = -(-(np.zeros(n_lanes, dtype=np.int64) if begin_after is None else begin_after) // group)
         self.base = self.first_records * group
-        """The first frame of each lane that could ever be here."""
+        """The lowest frame number of each lane in this store."""
         self.heads = self.base.copy()
-        """Frames that ever arrived in a lane, and so the number of the next one."""
+        """The number of the next frame of each lane."""
         self.newest = NewestObservations(n_lanes, layout.stack)
         self.encoded = self.base.copy()
-        """Frames before this one are in records, the others in the ring."""
+        """Of each lane: frames before this number are in records, the others are in the ring."""
         self._most_waiting = 0
-        """No lane has more frames in the ring."""
+        """An upper bound of the frames that any lane has in the ring."""
         self._bytes_encoded = 0
         self._frames_encoded = 0
         self.starts = np.zeros((n_lanes, 8), dtype=np.int64)
@@ -75,7 +75,7 @@ class FrameStore:
     def append(self, lanes: Indices, observations: npt.NDArray[Any], oldest: Callable[[], Indices]) -> Indices:
         """Store one observation per lane, and return for each the number of the frame after its last one.
 
-        ``oldest`` tells, when room is needed, the oldest frame of each lane that is still wanted.
+        :param oldest: Returns the oldest frame of each lane that is still needed. Called when there is no room.
         """
         self.make_room(1, oldest)
         memory, form = self.layout.in_memory(observations)
@@ -104,8 +104,8 @@ class FrameStore:
         return ends  # type: ignore[return-value]  # a row for each observation
 
     def make_room(self, n_observations: int, oldest: Callable[[], Indices]) -> None:
-        """For so many observations per lane. All that can fail happens here, before anything is stored."""
-        # Not sooner than it must be: by then most lanes have a complete record, and all are encoded in one call.
+        """Make room for so many observations per lane. All that can fail happens here, before anything is stored."""
+        # As late as possible: then most lanes have a complete record, and all are encoded in one call.
         if self._most_waiting + n_observations * self.layout.stack > self.ring.shape[1]:
             self._encode_waiting(oldest)
             self._most_waiting = int((self.heads - self.encoded).max())
@@ -114,14 +114,14 @@ class FrameStore:
     """Fill batches with runs of consecutive frames."""
 
     def release(self, oldest: Indices) -> None:
-        """Forget records whose frames are all older than ``oldest`` and than what the next observation may share."""
+        """Free records whose frames are all older than ``oldest`` and than the newest observation."""
         group = self.codec.frames_per_record
         newest = np.where(self.newest.known, self.heads - self.layout.stack, self.heads)
         keep_from = np.minimum(np.minimum(oldest, newest), self.encoded) // group
         keep_from = np.maximum(keep_from, self.first_records)
         gone = self.references_of(self.first_records, keep_from)
-        # The records go first, then their references. The other way round, Ctrl-C between the two would leave records
-        # whose references are released once more the next time.
+        # First the records, then their references. The other way round, Ctrl-C in between would leave records whose
+        # references are released a second time.
         self.first_records = keep_from
         try:
             self.codec.release(gone)
@@ -137,11 +137,11 @@ class FrameStore:
         self.arena.free_until(int(oldest_starts[self.arena.distance(oldest_starts).argmin()]))
 
     def clear(self) -> None:
-        """Forget all frames, but not what the codec has learnt from them."""
+        """Remove all frames. The codec keeps what it has learnt from them."""
         self.newest.forget()
         self.release(self.encoded)
-        # Numbering goes on at the next whole record. Only now: the unfinished one was never written, so there is
-        # nothing of it to release.
+        # Numbering continues at the next whole record. Only now: the unfinished record was never written, so it has no
+        # reference to release.
         group = self.codec.frames_per_record
         first_records = -(-self.heads // group)
         self.heads, self.encoded, self.first_records, self._most_waiting = (
@@ -220,7 +220,7 @@ class FrameStore:
 
     @property
     def reference_bytes(self) -> int:
-        """What records lean on, and what is kept raw because it is new."""
+        """The size of references, and of the newest frames, which are raw."""
         return self.codec.reference_bytes + self.ring.nbytes + self.newest.nbytes
 
     @property
@@ -228,13 +228,13 @@ class FrameStore:
         return self.starts.nbytes + self.lengths.nbytes + (self.references.nbytes if self._has_references else 0)
 
     def take_mean_frame_bytes(self) -> float:
-        """What a frame took on average since the last call."""
+        """The mean size of frames that were encoded since the last call."""
         mean = self._bytes_encoded / max(self._frames_encoded, 1)
         self._bytes_encoded = self._frames_encoded = 0
         return mean
 
     def mean_frame_bytes(self) -> npt.NDArray[np.float64]:
-        """What an encoded frame of each lane takes in the arena."""
+        """The mean size of each lane's frames in the arena."""
         group, capacity = self.codec.frames_per_record, self.starts.shape[1]
         means = np.zeros(self.n_lanes)
         for lane, (first, end) in enumerate(zip(self.first_records, self.encoded // group, strict=True)):
@@ -243,7 +243,6 @@ class FrameStore:
         return means
 
     def state(self) -> State:
-        """For :mod:`sb3_extra_buffers.persistence`."""
         references = {"references": self.references} if self._has_references else {}
         return {
             "waiting": self.ring[self._waiting_places()],
@@ -262,7 +261,7 @@ class FrameStore:
         }
 
     def restore(self, state: SavedState) -> None:
-        """Take over what :meth:`state` gave, in a store that was made with the same arguments."""
+        """Read what :meth:`state` returned, in a store that was made with the same arguments."""
         n_lanes = self.n_lanes
         self.base = state.array("base", np.int64, (n_lanes,)) if state.has("base") else np.zeros_like(self.base)
         self.heads = state.array("heads", np.int64, (n_lanes,))
@@ -279,7 +278,7 @@ class FrameStore:
             self.references = zeros(self.starts.shape, np.dtype(np.uint32))
         self.newest.restore(state.part("newest"), self.codec.frame.nbytes)
         arena = state.part("arena")
-        # Of bytes that lie in a file, those that are moved would come into memory: there, nothing is moved.
+        # An Arena moves bytes when it grows, which would load a mapped file into memory. An ExtentArena never does.
         if arena.has("extents") or (arena.is_mapped and type(self.arena) is Arena):
             self.arena = self.arena if isinstance(self.arena, ExtentArena) else ExtentArena()
         self.arena.restore(arena)
@@ -297,10 +296,10 @@ class FrameStore:
         except CorruptDataError as error:
             raise state.error("encoded", f"contradicts other numbers: {error}") from error
         if not self._recount_uses():
-            raise state.error("references", "lead to reference frames or dictionaries that are not there")
+            raise state.error("references", "name reference frames or dictionaries that do not exist")
 
     def _waiting_places(self) -> tuple[Indices, Indices]:
-        """Lanes and places in their rings of all frames that wait."""
+        """The lanes of all waiting frames, and their places in the rings."""
         lanes, numbers = numbers_from(self.encoded, self.heads - self.encoded)
         return lanes, numbers % self.ring.shape[1]
 
@@ -313,7 +312,7 @@ class FrameStore:
             try:
                 self._encode_records(lanes, oldest)
             except BaseException:
-                # The codec may have counted references of records that are not stored.
+                # The codec may have counted references of records that were not stored.
                 self._recount_uses()
                 raise
 
@@ -328,16 +327,16 @@ class FrameStore:
         records = self.encoded[lanes] // group % self.starts.shape[1]
         self.starts[lanes, records] = start + np.cumsum(lengths) - lengths
         self.lengths[lanes, records] = lengths
-        # Of a codec without references, this part of the index stays untouched and takes no memory.
+        # Without references, this part of the index is never written and takes no memory.
         self._has_references = self._has_references or bool(references.any())
         if self._has_references:
             self.references[lanes, records] = references
-        self.encoded[lanes] += group  # from here on they count
+        self.encoded[lanes] += group  # from now on the records are used
         self._bytes_encoded += len(data)
         self._frames_encoded += group * len(lanes)
 
     def _recount_uses(self) -> bool:
-        """Let the codec count the uses of its references anew; false if one of them is not there."""
+        """Let the codec recount its references; false if one of them does not exist."""
         stops = self.encoded // self.codec.frames_per_record
         return self.codec.count_uses(self.references_of(self.first_records, stops))
 
@@ -351,7 +350,7 @@ class FrameStore:
         if start is None:
             before = self.arena.live_bytes
             self.release(oldest())
-            # Looking for the oldest frame costs time, so it must be worth it: with too little gained, grow as well.
+            # Searching the oldest frame takes time. If it frees little, grow as well, so that it is not needed soon.
             if before - self.arena.live_bytes >= max(size, self.arena.limit // 64):
                 start = self.arena.allocate(size)
         while start is None:
@@ -372,7 +371,7 @@ class FrameStore:
 
         def grown(old: npt.NDArray[Any], is_used: bool = True) -> npt.NDArray[Any]:
             new = zeros((self.n_lanes, larger), old.dtype)
-            # In pieces, because the indices are larger than what is copied.
+            # In pieces, because the temporary indices are larger than the copied part.
             for i in range(0, capacity if is_used else 0, _PIECE):
                 numbers = self.first_records[:, None] + np.arange(i, min(i + _PIECE, capacity))
                 new[lanes, numbers % larger] = old[lanes, numbers % capacity]

@@ -8,18 +8,14 @@ import weakref
 
 
 class BufferLock:
-    """Use as ``with lock.held:``. A thread may take it again while it has it.
+    """Use as ``with lock.held:``. A thread that holds it may take it again.
 
-    Copies and pickles of a buffer get a lock of their own. A fork waits until no other thread holds a lock, so that the
-    child finds every buffer in a valid state.
+    A fork waits until no other thread holds a lock, so that every buffer is in a valid state in the child.
     """
 
     def __init__(self) -> None:
         self.held = threading.RLock()
         _locks.add(self)
-
-    def __reduce__(self) -> tuple[type[BufferLock], tuple[()]]:
-        return BufferLock, ()
 
 
 _locks: weakref.WeakSet[BufferLock] = weakref.WeakSet()

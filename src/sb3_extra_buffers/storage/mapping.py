@@ -1,8 +1,8 @@
-"""Arrays in files, mapped into memory: changes stay private, and only pages that were changed take memory.
+"""Arrays of files, mapped into memory: changes stay private, and only changed pages take memory.
 
-A file that was saved to several times holds an array in pieces. The pieces are mapped side by side into one range of
-addresses, so that the array looks like any other. Addresses behind it are reserved, which costs nothing, so that the
-array can grow where it is.
+A file that was saved to several times holds an array in pieces. They are mapped side by side into one range of
+addresses, so that they look like one array. Addresses behind the array are reserved, which costs nothing, so that it
+can grow in place.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def can_map(pieces: list[Piece]) -> bool:
     """Whether :class:`PrivateMap` can map an array of these pieces on this machine."""
     if _library() is None or not 0 < len(pieces) <= _MOST_PIECES:
         return False
-    # Pieces meet at the border of a page, or there is only one.
+    # Several pieces must start at the border of a page.
     return len(pieces) == 1 or all((piece.offset or 0) % mmap.PAGESIZE == 0 for piece in pieces)
 
 
@@ -53,19 +53,19 @@ class PrivateMap:
         weakref.finalize(self, os.close, self._descriptor)
         self._pieces = pieces
         self._size = pieces[-1].start + pieces[-1].length
-        # An array that begins in the middle of a page of the file begins there in memory, too.
+        # An array that starts in the middle of a page of the file starts there in memory, too.
         self._skipped = (pieces[0].offset or 0) % mmap.PAGESIZE
         self._writable = 0
         address, self._room = _reserve(self._skipped + max(self._size, room))
         self._address = address
         self._memory: Any = (ctypes.c_uint8 * self._room).from_address(address)
-        # Whoever still looks at the bytes keeps them, also while the interpreter ends.
+        # Arrays that refer to the bytes keep them mapped, also while the interpreter exits.
         weakref.finalize(self._memory, _unmap, address, self._room).atexit = False
         for piece in pieces:
             self._map_piece(piece)
 
     def view(self, size: int) -> Bytes:
-        """The array, or the array with room behind it. A view stays what it is when the array grows."""
+        """The first ``size`` bytes, of the array or of the room behind it. Older views stay valid."""
         needed = self._skipped + size
         if needed > self._room:
             self._move(2 * size)
@@ -87,7 +87,7 @@ class PrivateMap:
         self._writable = _pages(start + length)
 
     def _move(self, room: int) -> None:
-        """To where there is more room. Of the file's bytes, only those that were changed are copied."""
+        """Move to a larger range of addresses. Of the file's bytes, only changed ones are copied."""
         other = PrivateMap(self._descriptor, self._pieces, room)
         used = self._writable - self._skipped
         old, new = self.view(used), other.view(used)
@@ -104,7 +104,7 @@ def _pages(size: int) -> int:
 
 
 def _reserve(size: int) -> tuple[int, int]:
-    """Addresses without memory behind them, many more than asked for if there are as many."""
+    """Reserve addresses without memory, many more than asked for if possible."""
     room = _pages(8 * size + _RESERVED)
     while True:
         try:
@@ -117,7 +117,7 @@ def _reserve(size: int) -> tuple[int, int]:
 
 def _call(name: str, *arguments: Any) -> int:
     library = _library()
-    assert library is not None  # nobody gets here without can_map()
+    assert library is not None  # can_map() was called before
     found: int = getattr(library, name)(*arguments)
     if found in (-1, ctypes.c_size_t(-1).value):
         number = ctypes.get_errno()
@@ -131,7 +131,7 @@ def _unmap(address: int, size: int) -> None:
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    """The system's own functions: Python's ``mmap`` cannot say where something is to be mapped."""
+    """The C library: Python's ``mmap`` cannot choose the address of a mapping."""
     if sys.platform not in ("linux", "darwin") or sys.maxsize < 1 << 32:
         return None
     library = ctypes.CDLL(None, use_errno=True)

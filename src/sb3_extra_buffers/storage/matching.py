@@ -1,12 +1,11 @@
 """Which frames of an observation are new?
 
-An observation that arrives is compared with the newest one of its lane. If it is the same (SB3 hands over ``next_obs``
-and then the same values as the next ``obs``), nothing is stored. If it continues it, as a stack that moves on by one
-frame does, only the frames at its end are new. In the worst case all of them are. Content decides, so the result is
-exact whatever the environment does.
+A new observation is compared with the newest one of its lane. If they are equal (SB3 passes ``next_obs``, and then the
+same values as the next ``obs``), nothing is stored. If the stack has moved on by one frame, only the last frame is new.
+In the worst case all frames are new. Content decides, so the result is exact whatever the environment does.
 
-Observations are compared as they lie in memory, because that is fast. SB3's image wrappers hand over images whose
-shape says "channels first" but whose memory has the channels of a pixel together; see :class:`MemoryForm`.
+Observations are compared in their memory order, because that is fast. SB3's image wrappers return images of a
+channels-first shape whose memory is channels last; see :class:`MemoryForm`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _KERNELS = "sb3_extra_buffers.storage.matching_kernels"
 
 
 class NewestObservations:
-    """Remembers the newest observation of each lane, to find out what is new in the next one."""
+    """The newest observation of each lane, to find out which frames of the next one are new."""
 
     def __init__(self, n_lanes: int, stack: int) -> None:
         self.stack = stack
@@ -109,7 +108,7 @@ class NewestObservations:
 
 
 def _masks(form: MemoryForm, stack: int) -> npt.NDArray[np.uint64]:
-    """For each number of new frames, which bytes of some pixels belong to the frames that are not new."""
+    """For each number of new frames: a mask that selects the bytes of the other frames, for some pixels."""
     period = stack * form.chunk
     if form.pixels == 1:
         return np.zeros((stack, 1), dtype=np.uint64)

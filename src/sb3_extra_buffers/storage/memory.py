@@ -1,4 +1,4 @@
-"""Memory for an arena that grows without being copied where the system can do that."""
+"""Memory for arenas, which grows without being copied where the operating system can do that."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sb3_extra_buffers.state import SavedState
 from sb3_extra_buffers.storage.mapping import PrivateMap
 
 _PIECE = 1 << 15
-"""Of a pickle, which keeps a thousand of them at a time."""
+"""Bytes in one piece of a pickle. pickle keeps a thousand pieces in memory."""
 
 
 class AnonymousMemory:
@@ -41,8 +41,8 @@ class AnonymousMemory:
     def resize(self, size: int) -> None:
         """Make room for ``size`` bytes, keeping the contents."""
         if sys.platform == "linux":
-            # The kernel moves page tables, not bytes. It refuses while somebody else looks at the memory
-            # (a second thread that samples), and then the bytes are copied like everywhere else.
+            # The kernel moves page tables, not bytes. Python refuses while another array refers to the memory (as in
+            # a second thread that samples). Then the bytes are copied, as on other systems.
             self._data = None
             try:
                 self._map.resize(size)
@@ -57,19 +57,19 @@ class AnonymousMemory:
 
 
 class PrivateMemory:
-    """Bytes of a saved file. What is written over them takes memory, the others stay in the file."""
+    """Bytes of a saved file. Only pages that are changed take memory."""
 
     def __init__(self, mapped: PrivateMap, size: int) -> None:
         self._mapped = mapped
         self.data: npt.NDArray[np.uint8] = mapped.view(size)
 
     def resize(self, size: int) -> None:
-        """Make room for ``size`` bytes, keeping the contents, and in the file what is there."""
+        """Make room for ``size`` bytes, keeping the contents. Unchanged pages stay in the file."""
         self.data = self._mapped.view(size)
 
 
 class NamelessMemory:
-    """Bytes of a file that nobody else can open, and that goes with the process."""
+    """Bytes of an unnamed temporary file, which is deleted when the process ends."""
 
     def __init__(self, folder: Path, size: int) -> None:
         self._folder = folder
@@ -85,9 +85,9 @@ class NamelessMemory:
 
 
 class FileMemory:
-    """Bytes of a file, mapped. The system may drop them from physical memory, and read them again when needed.
+    """Bytes of a mapped file. The operating system may drop them from physical memory and read them again.
 
-    A folder with such files may come from a stranger, so nothing is written through links that lead out of it.
+    The folder may be untrusted, so nothing is written through links that lead out of it.
     """
 
     def __init__(self, path: Path, create: bool = True) -> None:
@@ -98,18 +98,18 @@ class FileMemory:
             self._map_file(file)
 
     def resize(self, size: int) -> None:
-        """Make room for ``size`` bytes, keeping the contents. Not enough room on the disk is an error, here and now."""
+        """Make room for ``size`` bytes, keeping the contents. Raises an error now if the disk is full."""
         with open_own(self.path) as file:
             _reserve(file, size, self.path)
             self._map_file(file)
 
     def flush(self) -> None:
-        """Make sure that all is on disk."""
+        """Write all changes to disk."""
         if self._map is not None:
             self._map.flush()
 
     def _map_file(self, file: BinaryIO) -> None:
-        # Whoever looks at the bytes in another thread goes on looking at an older map of the same file.
+        # Arrays of other threads keep the older map of the same file.
         if os.fstat(file.fileno()).st_size:
             self._map = mmap.mmap(file.fileno(), 0)
             self.data = np.frombuffer(self._map, dtype=np.uint8)
@@ -119,10 +119,10 @@ Memory = AnonymousMemory | PrivateMemory | NamelessMemory | FileMemory
 
 
 class PartOfBytes:
-    """Bytes of which only some ranges mean anything, to be saved or pickled.
+    """Bytes of which only some ranges are live, to be saved or pickled.
 
-    A pickle of a large array would take twice its memory, when it is written and again when it is read. This is pickled
-    in small pieces: as integers, which are the only long values that pickle does not hold on to until it is done.
+    Pickling a large array takes twice its memory, and so does unpickling it. This is pickled in small pieces: as
+    integers, the only large values that pickle does not keep until it is done.
     """
 
     def __init__(self, data: npt.NDArray[np.uint8], ranges: list[tuple[int, int]]) -> None:
@@ -130,7 +130,7 @@ class PartOfBytes:
         self.ranges = [(start, end) for start, end in ranges if end > start]
 
     def touches(self, start: int, end: int) -> bool:
-        """Whether anything between two places means something."""
+        """Whether any byte between two places is live."""
         return any(first < end and start < last for first, last in self.ranges)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -139,7 +139,7 @@ class PartOfBytes:
 
 
 class Unpickled:
-    """Takes the pieces of a :class:`PartOfBytes` and puts them into memory of their own."""
+    """Receives the pieces of a :class:`PartOfBytes`, and writes them to new memory."""
 
     def __init__(self, size: int, ranges: list[tuple[int, int]]) -> None:
         self.size = size
@@ -176,14 +176,14 @@ def _map_private(size: int) -> mmap.mmap:
     size = max(size, 1)
     if sys.platform == "win32":
         return mmap.mmap(-1, size)
-    # Python's default is shared memory, which a forked worker could change under us.
+    # Python's default is shared memory, which a forked process could change.
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Like ``numpy.zeros``, but a large array's memory goes back to the system when the array does.
+    """Like ``numpy.zeros``, but the memory of a large array goes back to the system when the array is freed.
 
-    The allocator keeps such memory, and an array that is replaced by larger ones again and again leaves holes behind.
+    The allocator would keep it, so that an array which is replaced by larger ones again and again would leave holes.
     """
     size = math.prod(shape) * dtype.itemsize
     if size < mmap.PAGESIZE * 4:
@@ -192,7 +192,7 @@ def zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def zeros_in_file(folder: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The same in a file without a name, so that the system can drop it from physical memory."""
+    """The same in an unnamed temporary file, so that the system can drop it from physical memory."""
     with _nameless_file(folder) as file:
         _reserve(file, max(math.prod(shape) * dtype.itemsize, 1), folder)
         mapped = mmap.mmap(file.fileno(), 0)
@@ -204,7 +204,7 @@ def _nameless_file(folder: Path) -> Any:
 
 
 def open_own(path: Path, flags: int = 0) -> BinaryIO:
-    """Open a file of a folder that is ours to write to, if it is one: no link, no pipe, and under no other name."""
+    """Open a file for writing, unless it is a link, a pipe, or a file with a second name (hard link)."""
     flags |= os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     if path.is_symlink():
         raise CorruptDataError(f"{path} is a symbolic link: the buffer would write outside its folder.")
@@ -225,7 +225,7 @@ def open_own(path: Path, flags: int = 0) -> BinaryIO:
 
 
 def _reserve(file: Any, size: int, path: Path) -> None:
-    """Room on the disk. Without it, writing to a map of the file would end the process."""
+    """Reserve room on the disk. Without it, writing to a mapped file would kill the process."""
     try:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, size)

@@ -1,4 +1,4 @@
-"""A column of an observation store that can be indexed as SB3 indexes the arrays in its place."""
+"""A column of an observation store, which SB3 can index like its own arrays."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sb3_extra_buffers.storage.observation_store import ObservationStore
 
 
 class ObservationArray:
-    """Looks like an array of shape ``(n_slots, n_envs, *shape)``; what is read from it is a fresh array.
+    """Looks like an array of shape ``(n_slots, n_envs, *shape)``. Reading returns a new array.
 
     ``shift`` makes slot ``t`` stand for slot ``t + shift``, which is how a buffer with SB3's ``optimize_memory_usage``
     finds the next observation.
     """
 
-    guard: Callable[[], AbstractContextManager[None]] = nullcontext  # of arrays that were pickled without one
+    guard: Callable[[], AbstractContextManager[None]] = nullcontext  # for pickles of 1.0.0.dev0, which have none
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class ObservationArray:
 
     @property
     def nbytes(self) -> int:
-        """What the observations would take as they are."""
+        """Bytes of the decompressed observations."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     def __len__(self) -> int:
@@ -93,13 +93,13 @@ class ObservationArray:
         return everything if dtype is None else everything.astype(dtype, copy=False)
 
     def swapaxes(self, first: int, second: int) -> _EnvironmentsFirst:
-        """Slots and environments swapped: what SB3 does with a rollout before it cuts it into batches."""
+        """Swap slots and environments, as SB3 does with a rollout before it makes batches."""
         if {first, second} != {0, 1}:
             raise ValueError(f"Only the axes 0 and 1 of observations can be swapped, not {first} and {second}.")
         return _EnvironmentsFirst(self)
 
     def _locate(self, key: Any) -> tuple[Indices, Indices, tuple[Any, ...]]:
-        """The slots and environments that ``key`` means, as two arrays of one shape, and what is left of ``key``."""
+        """The slots and environments of ``key``, as two arrays of the same shape, and the rest of ``key``."""
         key = key if isinstance(key, tuple) else (key,)
         if any(part is Ellipsis or part is None for part in key):
             raise IndexError(f"Observations cannot be indexed with {key!r}: give a slot and an environment.")
@@ -107,7 +107,7 @@ class ObservationArray:
         env_key: Any = key[1] if len(key) > 1 else slice(None)
         rest = key[2:]
         if len(rest) == 1 and isinstance(rest[0], slice) and rest[0] == slice(None):
-            rest = ()  # SB3's way to say "all of it"
+            rest = ()  # SB3 adds it to mean "all of it"
         if all(isinstance(part, np.ndarray) and part.dtype != bool for part in (slot_key, env_key)):
             slots, envs = slot_key, env_key
             if slots.shape != envs.shape:
@@ -120,22 +120,22 @@ class ObservationArray:
             slots, envs = _broadcast(slots, envs)
         if self.shift:
             slots = (slots + self.shift) % self.store.n_slots
-        # What compiled code takes: integers of one size, one after the other.
+        # What compiled code needs: contiguous integers of one size.
         slots, envs = (places.astype(np.int64, order="C", copy=False) for places in (slots, envs))
         return slots, envs, rest
 
 
 def _broadcast(slots: npt.NDArray[Any], envs: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Two arrays of one shape, copied: views with strides of zero would have to be compiled for."""
+    """Two arrays of the same shape, copied: numba would compile again for views with strides of zero."""
     try:
         slots, envs = np.broadcast_arrays(slots, envs)
     except ValueError as error:
-        raise IndexError(f"Indices of shapes {slots.shape} and {envs.shape} do not go together.") from error
+        raise IndexError(f"Indices of shapes {slots.shape} and {envs.shape} cannot be combined.") from error
     return slots.copy(), envs.copy()
 
 
 def _from_zero(indices: Indices, size: int) -> Indices:
-    """Indices that count from the beginning, also where they were given from the end."""
+    """Indices from 0 on, where negative ones counted from the end."""
     smallest, largest = (indices.min(), indices.max()) if indices.size else (0, 0)
     if smallest < -size or largest >= size:
         raise IndexError(f"Index out of range: there are {size}, numbered from 0 to {size - 1}.")
@@ -143,7 +143,7 @@ def _from_zero(indices: Indices, size: int) -> Indices:
 
 
 class _EnvironmentsFirst:
-    """A rollout's observations with environments as the first axis; to be flattened."""
+    """A rollout's observations with environments as the first axis. They can only be flattened."""
 
     def __init__(self, array: ObservationArray) -> None:
         self._array = array
@@ -158,7 +158,7 @@ class _EnvironmentsFirst:
 
 
 class FlatObservations:
-    """All observations of one environment after those of the other: ``(n_envs * n_slots, *shape)``."""
+    """All observations, environment after environment: ``(n_envs * n_slots, *shape)``."""
 
     def __init__(self, array: ObservationArray) -> None:
         self._array = array

@@ -1,4 +1,4 @@
-"""How an observation is cut into frames, and how to find that out by looking."""
+"""How an observation is cut into frames, and how to detect that from data."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ Axis = Literal["first", "last"]
 class MemoryForm(NamedTuple):
     """How the frames of an observation lie in memory: for each pixel, for each frame, a chunk of some items.
 
-    With channels first there is a single "pixel", and a chunk is a whole frame. With channels last, each pixel has its
-    chunk of every frame; a frame is stored plane by plane, that is, all first items of the chunks, then all second
-    ones.
+    With channels first there is a single "pixel", and a chunk is a whole frame. With channels last, each pixel has a
+    chunk of every frame. A frame is stored channels first: the first items of all chunks, then the second ones.
     """
 
     pixels: int
@@ -66,7 +65,7 @@ class StackLayout:
         return self.axis == "first" or self.stack == 1
 
     def in_memory(self, observations: npt.NDArray[Any]) -> tuple[Bytes, MemoryForm]:
-        """Observations, ``(n, *shape)``, as ``(n, bytes)``, and how frames lie in there. Copies only if it must."""
+        """Observations, ``(n, *shape)``, as ``(n, bytes)``, and how frames lie in them. Copies only if necessary."""
         form = self._frame_after_frame if self.is_contiguous else self._pixel_after_pixel
         if self.is_contiguous and self.shape and not observations.flags.c_contiguous:
             channels_last = observations.transpose(self._channels_last)
@@ -86,7 +85,7 @@ class StackLayout:
 
     @cached_property
     def _channels_last(self) -> tuple[int, ...]:
-        """The axes of observations whose shape says "channels first", with the channels at the end."""
+        """The axes of observations of a channels-first shape, with the channels moved to the end."""
         return (0, *range(2, len(self.shape) + 1), 1)
 
     def state(self) -> State:
@@ -107,7 +106,7 @@ class StackLayout:
 
 
 def declared_layout(shape: tuple[int, ...], dtype: np.dtype[Any], stack: int) -> StackLayout:
-    """The layout where the user says how many frames there are; the axis is the first that can be cut so."""
+    """The layout for a ``frame_stack`` that the user gave. The stack is along the first axis if possible."""
     if shape and shape[0] % stack == 0:
         return StackLayout(shape, dtype, stack, "first")
     if shape and shape[-1] % stack == 0:
@@ -128,7 +127,7 @@ def detect_layout(observations: npt.NDArray[Any]) -> StackLayout:
     whole = StackLayout(shape, dtype)
     if len(observations) < 2 or len(shape) == 0:
         return whole
-    # Bits, not values: frames are compared as they are stored, and NaN must equal itself.
+    # Bits, not values: NaN must equal itself, as it does when stored frames are compared.
     bits = observations.view(f"u{dtype.itemsize}") if dtype.itemsize in (1, 2, 4, 8) else observations
     before, after = (part.reshape(-1, *shape) for part in (bits[:-1], bits[1:]))
     changed = (before != after).reshape(len(before), -1).any(axis=1)

@@ -1,4 +1,4 @@
-"""Where a buffer's memory goes."""
+"""A buffer's memory by kind."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class MemoryUsage:
-    """Bytes that a buffer takes for what it holds now, by kind, beside what SB3's buffer would take for the same."""
+    """The bytes of a buffer with its current contents, by kind, and those of SB3's buffer with the same contents."""
 
     method: str
     """The method in use; with a Dict space, ``key: method`` for each key."""
@@ -15,9 +15,9 @@ class MemoryUsage:
     payload: int
     """Compressed observations."""
     references: int
-    """Key frames, dictionaries and the newest frames, which are kept raw."""
+    """Key frames, dictionaries and the newest frames, which are raw."""
     index: int
-    """What finds an observation in the payload."""
+    """The index, which finds an observation in the payload."""
     fields: int
     """Actions, rewards and so on, stored as SB3 stores them."""
     raw_equivalent: int
