@@ -62,5 +62,5 @@ class UseCounts:
         (wrong,) = np.nonzero(expected != self._uses)
         if len(wrong):
             raise CorruptDataError(
-                f"Reference {wrong[0]} has a count of {self._uses[wrong[0]]}, but it is used {expected[wrong[0]]} times."
+                f"Reference {wrong[0]} has the count {self._uses[wrong[0]]}, but it is used {expected[wrong[0]]} times."
             )
