@@ -80,17 +80,18 @@ class Report:
         )
 
     @property
-    def legend(self) -> str:
-        """How each column was measured."""
+    def legend(self) -> list[str]:
+        """What each column means."""
         data, size = self.comparison.data, self.comparison.buffer_size
+        held = f"with {min(data.transition_count, size):,} transitions"
         extrapolated = f", extrapolated to {size:,}" if self.comparison.is_extrapolated else ""
-        return (
-            f"memory: growth of a fresh process's resident memory with {min(data.transition_count, size):,} transitions"
-            f"{extrapolated}. ratio: SB3's memory divided by this one's. add: mean for one step of {data.n_envs} "
-            f"environment{'s' if data.n_envs > 1 else ''}. sample: median for one batch. speed: how many times faster "
-            "one add + one sample is than with SB3's buffer (below 1.0 = slower). Calls are interleaved, so that all "
-            "buffers see the same machine load."
-        )
+        return [
+            f"memory: growth of a fresh process's resident memory {held}{extrapolated}.",
+            "ratio: SB3's memory divided by this one's.",
+            f"add: mean for one step of {data.n_envs} environment{'s' if data.n_envs > 1 else ''}. "
+            "sample: median for one batch. Calls are interleaved, so that all buffers see the same machine load.",
+            "speed: how many times faster one add + one sample is than with SB3's buffer (below 1.0 = slower).",
+        ]
 
     @property
     def advice(self) -> str:
@@ -101,7 +102,7 @@ class Report:
         parts = [
             textwrap.fill(self.summary, _TEXT_WIDTH),
             table(self.headings, [self.cells(result) for result in self.comparison.results]),
-            textwrap.fill(self.legend, _TEXT_WIDTH),
+            "\n".join(textwrap.fill(line, _TEXT_WIDTH, subsequent_indent="  ") for line in self.legend),
             textwrap.fill(self.advice, _TEXT_WIDTH),
         ]
         if self.recommendation.code:
@@ -170,7 +171,7 @@ class Report:
 {code}
 <img alt="Memory against time. The table has the same numbers." src="{image}">
 <div class="scroll">{self._html_table()}</div>
-<p>{escape(self.legend)}</p>
+<ul>{"".join(f"<li>{escape(line)}</li>" for line in self.legend)}</ul>
 <p>Written by sb3-extra-buffers {escape(__version__)}.</p>
 </body>
 </html>

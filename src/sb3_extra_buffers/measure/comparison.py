@@ -21,6 +21,8 @@ from sb3_extra_buffers.measure.transitions import TransitionFile
 from sb3_extra_buffers.storage.usage import readable
 
 _WARM_UP_STEPS = 200
+_RSS_RESOLUTION = 1 << 18
+"""Smaller growth of resident memory, counted in pages, is noise. What the buffer itself accounts for is used instead."""
 
 
 @dataclass(frozen=True)
@@ -133,10 +135,11 @@ def measure_memory(method: str, data: TransitionFile, buffer_size: int) -> Memor
             resident.append(settled_rss() - before)
             accounted.append(_accounted_bytes(buffer))
     added = (data.steps - half) * data.n_envs
-    # Pages are too coarse for a small buffer. What the buffer itself accounts for is a lower bound.
-    growth = max(sizes[-1] - sizes[0] for sizes in (resident, accounted)) / added
+    growth = resident[-1] - resident[0]
+    if growth < _RSS_RESOLUTION:
+        growth = accounted[-1] - accounted[0]
     codec = buffer.memory_usage().method if isinstance(buffer, BaseCompressedBuffer) else "none"
-    return Memory(method, codec, buffer.size() * data.n_envs, max(resident[-1], accounted[-1]), growth)
+    return Memory(method, codec, buffer.size() * data.n_envs, max(resident[-1], accounted[-1]), growth / added)
 
 
 def _accounted_bytes(buffer: ReplayBuffer) -> int:
