@@ -67,15 +67,14 @@ class Report:
 
     def label(self, result: Result) -> str:
         """The method; for ``auto``, also what it chose."""
-        if result.method == "auto":
-            return f"auto ({result.memory.codec.replace(' (auto)', '')})"
-        return result.method
+        codec = result.memory.codec.replace(" (auto)", "")
+        return result.method if result.method != "auto" or codec.startswith("auto") else f"auto ({codec})"
 
     @property
     def summary(self) -> str:
         data = self.comparison.data
         return (
-            f"{self.env_id}: {data.steps:,} steps of {data.n_envs} environments, played by {self.policy}; "
+            f"{self.env_id}: {data.steps:,} steps of {_environments(data.n_envs)}, played by {self.policy}; "
             f"observations: {describe(data.observation_space)}"
         )
 
@@ -88,7 +87,7 @@ class Report:
         return [
             f"memory: growth of a fresh process's resident memory {held}{extrapolated}.",
             "ratio: SB3's memory divided by this one's.",
-            f"add: mean for one step of {data.n_envs} environment{'s' if data.n_envs > 1 else ''}. "
+            f"add: mean for one step of {_environments(data.n_envs)}. "
             "sample: median for one batch. Calls are interleaved, so that all buffers see the same machine load.",
             "speed: how many times faster one add + one sample is than with SB3's buffer (below 1.0 = slower).",
         ]
@@ -217,3 +216,7 @@ class Report:
         axes.grid(alpha=0.3)
         figure.legend(loc="outside right upper", frameon=False)
         return figure
+
+
+def _environments(count: int) -> str:
+    return "1 environment" if count == 1 else f"{count} environments"

@@ -22,7 +22,7 @@ from sb3_extra_buffers.storage.usage import readable
 
 _WARM_UP_STEPS = 200
 _RSS_RESOLUTION = 1 << 18
-"""Smaller growth of resident memory, counted in pages, is noise. What the buffer itself accounts for is used instead."""
+"""Smaller growth of resident memory is noise: it is counted in pages. The buffer's own accounting is used instead."""
 
 
 @dataclass(frozen=True)

@@ -29,14 +29,15 @@ class Recommendation:
 
 
 def recommend(comparison: Comparison) -> Recommendation:
-    """The smallest of the buffers that are as fast as SB3's; where none is, the best compromise."""
+    """The smallest of the buffers that are as fast as SB3's; if none is, the best compromise, which may be SB3's."""
     sb3, *ours = comparison.results
     worth_it = [result for result in ours if sb3.buffer_bytes >= _MIN_RATIO * result.buffer_bytes]
-    if not worth_it:
-        smallest = min((result.buffer_bytes for result in ours), default=sb3.buffer_bytes)
+    if not any(_cost(result) < _cost(sb3) for result in worth_it):
+        smallest = min(comparison.results, key=lambda result: result.buffer_bytes)
+        memory, speed = smallest.buffer_bytes / sb3.buffer_bytes, sb3.time / smallest.time
         text = (
             "keep SB3's ReplayBuffer. Compression does not pay off here: the smallest method still needs "
-            f"{smallest / sb3.buffer_bytes:.2f}x SB3's memory."
+            f"{memory:.2f}x SB3's memory, at {speed:.2f}x its speed."
         )
         return Recommendation(sb3, text, code="")
     fast = [result for result in worth_it if result.time <= _SAME_SPEED * sb3.time]
