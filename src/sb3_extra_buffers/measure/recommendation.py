@@ -11,8 +11,8 @@ from sb3_extra_buffers.measure.buffers import buffer_arguments, buffer_class
 from sb3_extra_buffers.measure.comparison import Comparison, Result
 from sb3_extra_buffers.storage.choice import TIME_WEIGHT
 
-_MIN_RATIO = 1.5
-"""A smaller saving of memory is not worth a change."""
+_MIN_RATIO, _MIN_RATIO_IF_SLOWER = 1.5, 3.0
+"""A smaller saving of memory is not worth a change, or not worth a slower buffer."""
 _SAME_SPEED = 1.1
 """Two times within this factor count as equal."""
 _AUTO_TOLERANCE = 1.25
@@ -29,10 +29,12 @@ class Recommendation:
 
 
 def recommend(comparison: Comparison) -> Recommendation:
-    """The smallest of the buffers that are as fast as SB3's; if none is, the best compromise, which may be SB3's."""
+    """The smallest of the buffers that are as fast as SB3's; if none is, the best compromise."""
     sb3, *ours = comparison.results
-    worth_it = [result for result in ours if sb3.buffer_bytes >= _MIN_RATIO * result.buffer_bytes]
-    if not any(_cost(result) < _cost(sb3) for result in worth_it):
+    as_fast = [result for result in ours if result.time <= _SAME_SPEED * sb3.time]
+    fast = [result for result in as_fast if sb3.buffer_bytes >= _MIN_RATIO * result.buffer_bytes]
+    candidates = fast or [result for result in ours if sb3.buffer_bytes >= _MIN_RATIO_IF_SLOWER * result.buffer_bytes]
+    if not candidates:
         smallest = min(comparison.results, key=lambda result: result.buffer_bytes)
         memory, speed = smallest.buffer_bytes / sb3.buffer_bytes, sb3.time / smallest.time
         text = (
@@ -40,9 +42,8 @@ def recommend(comparison: Comparison) -> Recommendation:
             f"{memory:.2f}x SB3's memory, at {speed:.2f}x its speed."
         )
         return Recommendation(sb3, text, code="")
-    fast = [result for result in worth_it if result.time <= _SAME_SPEED * sb3.time]
-    best = min(fast, key=lambda result: result.buffer_bytes) if fast else min(worth_it, key=_cost)
-    chosen = _auto_if_as_good(best, fast or worth_it)
+    best = min(candidates, key=(lambda result: result.buffer_bytes) if fast else _cost)
+    chosen = _auto_if_as_good(best, candidates)
     text = f"{_class_name(comparison)} with {_settings(chosen)}: {_gain(sb3, chosen)}."
     if not fast:
         text += " All methods that save memory are slower than SB3's buffer here; this is the best compromise."
