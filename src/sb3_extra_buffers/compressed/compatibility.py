@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import math
 import struct
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -110,14 +109,9 @@ class CompressedArray(np.ndarray):
         config = StorageConfig.from_arguments(
             compression_method, dtypes, compression_kwargs, decompression_kwargs, frame_stack=None
         )
-        return cls._empty(shape, obs_shape, np.dtype(dtype), config)
-
-    @classmethod
-    def _empty(
-        cls, shape: tuple[int, ...], obs_shape: tuple[int, ...], dtype: np.dtype[Any], config: StorageConfig
-    ) -> CompressedArray:
         n_slots, n_envs = (*shape, 1)[:2]
-        return cls._around(shape, ObservationArray(ObservationStore(n_slots, n_envs, obs_shape, dtype, config)))
+        store = ObservationStore(n_slots, n_envs, obs_shape, np.dtype(dtype), config)
+        return cls._around(shape, ObservationArray(store))
 
     @classmethod
     def _around(cls, shape: tuple[int, ...], items: ObservationArray) -> CompressedArray:
@@ -147,27 +141,13 @@ class CompressedArray(np.ndarray):
     def __repr__(self) -> str:
         return f"CompressedArray(shape={self.shape}, items={self._items!r})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        store = self._stored.store
-        state = Pickled(store.lock.held, store.state)
-        return self._restored, (self.shape, store.shape, store.dtype, store.config, state)
-
-    @classmethod
-    def _restored(
-        cls, shape: tuple[int, ...], obs_shape: tuple[int, ...], dtype: np.dtype[Any], config: StorageConfig, state: Any
-    ) -> CompressedArray:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # were shown when the array was created
-            array = cls._empty(shape, obs_shape, dtype, config)
-        array._stored.store.restore(unpickled(state))
-        return array
-
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> CompressedArray:
-        restored, arguments = self.__reduce__()
-        array: CompressedArray = restored(*copy.deepcopy(arguments, memo))
-        return array
+        return self._around(self.shape, copy.deepcopy(self._stored, memo))
 
     __copy__ = __deepcopy__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._around, (self.shape, self._stored)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         raise TypeError(f"{func.__name__} does not work on compressed observations. First decode: array.to_numpy().")

@@ -1,6 +1,6 @@
 """A buffer as a tree of values and arrays: its class, its constructor arguments and its state.
 
-Files hold the tree as JSON and arrays, pickles hold the tree itself.
+Files hold the tree as JSON and arrays. Pickles, see :mod:`sb3_extra_buffers.storage.pickling`, hold the tree itself.
 """
 
 from __future__ import annotations
