@@ -1,4 +1,4 @@
-"""Draw numbers in proportion to their priorities, and change priorities, both in logarithmic time."""
+"""Sample indices in proportion to their priorities, and change priorities, both in logarithmic time."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ FAN_OUT = 16
 class SumTree:
     """``size`` priorities, all 0 at first.
 
-    Every node is the sum of its children from left to right, computed anew whenever one of them changes: nothing
-    accumulates, and the compiled code and the NumPy code below, which defines it, agree to the last bit.
+    Every node is the sum of its children from left to right, recomputed whenever one of them changes. So rounding
+    errors do not accumulate, and the compiled code gives exactly the same sums as the NumPy code, its reference.
     """
 
     def __init__(self, size: int) -> None:
@@ -50,7 +50,7 @@ class SumTree:
         if len(indices) == 0:
             return
         if indices.min() < 0 or indices.max() >= self.size:
-            raise IndexError(f"There are {self.size} priorities: no {indices.min()} to {indices.max()}.")
+            raise IndexError(f"There are {self.size} priorities, but indices from {indices.min()} to {indices.max()}.")
         kernels = _kernels()
         if kernels is not None:
             values = np.ascontiguousarray(np.broadcast_to(priorities, indices.shape), dtype=np.float64)
@@ -63,7 +63,10 @@ class SumTree:
             above[indices] = level.reshape(-1, FAN_OUT)[indices].cumsum(axis=1)[:, -1]
 
     def find(self, heights: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        """For each height in [0, total), whose priority is there when all are stacked. Never one of priority 0."""
+        """For each height in [0, total), the index whose range of the cumulative sum contains it.
+
+        Never an index of priority 0.
+        """
         nodes: npt.NDArray[np.int64] = np.zeros(len(heights), dtype=np.int64)
         kernels = _kernels()
         if kernels is not None:
@@ -73,7 +76,7 @@ class SumTree:
         for level in reversed(self._levels()):
             sums = level.reshape(-1, FAN_OUT)[nodes].cumsum(axis=1)
             beyond = sums > heights[:, None]
-            # A height that rounding has carried past the end belongs to the last child that has any.
+            # A height that is past the end by rounding belongs to the last child with a priority.
             child = np.where(beyond[:, -1], beyond.argmax(axis=1), sums.argmax(axis=1))
             heights = np.maximum(heights - np.where(child > 0, sums[rows, child - 1], 0.0), 0.0)
             nodes = nodes * FAN_OUT + child
@@ -83,7 +86,7 @@ class SumTree:
         self._nodes[:] = 0.0
 
     def state(self) -> State:
-        """For :mod:`sb3_extra_buffers.persistence`: the priorities, from which all sums follow."""
+        """The priorities. All sums follow from them."""
         return {"priorities": self._nodes[: self.size]}
 
     def restore(self, state: SavedState) -> None:

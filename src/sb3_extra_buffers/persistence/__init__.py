@@ -1,1 +1,1 @@
-"""Buffers on disk: :mod:`.files` saves and loads them, in the format of :mod:`.container`."""
+"""Saving buffers: :mod:`.files` saves and loads, :mod:`.folder` keeps them on disk, :mod:`.container` is the format."""

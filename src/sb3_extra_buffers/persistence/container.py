@@ -5,19 +5,19 @@
     header | block | block | ... | manifest | block | ... | manifest
     └ where the newest manifest is ────────────────────────▶┘
 
-An array is cut into blocks of 256 KiB. The manifest, JSON, says of each array its dtype, its shape, and of each block
-where it lies and its checksum. Saving again appends the blocks whose checksums are new, and a manifest; then it
-overwrites the header, 128 bytes in one write, which is the moment at which the new state becomes the state. Nothing
-else is ever overwritten, so whoever has mapped the file keeps seeing what was there. When more than half of the file
-is out of date, all is written to a new file, which takes the place of the old one.
+An array is cut into blocks of 256 KiB. The manifest, which is JSON, has the dtype and shape of each array, and the
+offset and checksum of each block. Saving again appends the blocks with new checksums and a new manifest. Then it
+overwrites the header, 128 bytes in one write, which makes the new manifest valid. Nothing else is ever overwritten, so
+a process that has mapped the file keeps seeing its old contents. When more than half of the file is out of date,
+everything is written to a new file, which replaces the old one.
 
-Whatever follows the newest manifest was left behind by a save that did not finish. Every byte before it that means
-anything is covered by a checksum (XXH3, 128 bits): the header ends with its own, and has that of the manifest.
+Bytes after the newest manifest were left behind by a save that did not finish. All other bytes are covered by a
+checksum (XXH3, 128 bits): the header ends with its own, and contains that of the manifest.
 
-All numbers are little-endian. The header is ``MAGIC``, the version (4 bytes), 4 zero bytes, how many times the file has
-been saved to, offset and length of the manifest (8 bytes each), its checksum (16), zeros, the header's checksum (16).
-A block takes a multiple of 64 bytes, filled up with zeros, which its checksum covers. Blocks of zeros are left out.
-Blocks of arrays that fill at least one begin at multiples of 64 KiB, so that each of them can be mapped to any page.
+All numbers are little-endian. The header is ``MAGIC``, the version (4 bytes), 4 zero bytes, the number of saves, offset
+and length of the manifest (8 bytes each), its checksum (16), zeros, the header's checksum (16). A block is padded with
+zeros to a multiple of 64 bytes, and its checksum covers them. Blocks of zeros are not stored. Blocks of arrays that
+fill at least one begin at multiples of 64 KiB, so that each of them can be mapped to any page.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Value = npt.NDArray[Any] | PartOfBytes
 
 
 class Container:
-    """A file that was read as far as its manifest, which is in order. Opened by :meth:`open`, and to be closed."""
+    """A file whose manifest was read and checked. Use :meth:`open` in a ``with`` statement."""
 
     def __init__(self, path: Path, file: BinaryIO, is_mapped: bool = False) -> None:
         self.path = path
@@ -71,7 +71,7 @@ class Container:
 
     @classmethod
     def open(cls, path: Path, mmap: bool = False) -> Container:
-        if not path.is_file() and path.exists():  # opening a pipe could wait for ever
+        if not path.is_file() and path.exists():  # opening a pipe could block
             raise FileFormatError(f"{path} is not a saved buffer of this library: it is not a regular file.")
         file = path.open("rb")
         try:
@@ -93,7 +93,10 @@ class Container:
         return sum({block.offset: length for block, _, length in parts if block is not None}.values())
 
     def read(self, name: str, progress: Progress | None = None, into: Bytes | None = None) -> npt.NDArray[Any]:
-        """An array, its checksums compared; in memory of zeros ``into``, if that is given."""
+        """Read an array and compare its checksums.
+
+        :param into: Zeroed memory for the array.
+        """
         stored = self._stored(name)
         array = zeros(stored.shape, stored.dtype) if into is None else into[: stored.nbytes]
         target = array.reshape(-1).view(np.uint8).data
@@ -121,7 +124,7 @@ class Container:
         return memory
 
     def verify(self, progress: Progress | None = None) -> list[str]:
-        """The arrays with a block that does not agree with its checksum."""
+        """The names of all damaged arrays."""
         wrong = []
         scratch = memoryview(bytearray(BLOCK_BYTES))
         for name, stored in self.arrays.items():
@@ -153,10 +156,10 @@ class Container:
 
 
 def write(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, Value], progress: Progress | None = None) -> int:
-    """Make ``path`` a container of ``meta`` and ``arrays``, and return the bytes written.
+    """Write ``meta`` and ``arrays`` to the container ``path``, and return the number of bytes written.
 
-    Of a container that is there already, blocks that are needed again and are still what was written are kept. Whenever
-    the process ends, what can be read is what was there before or what is there afterwards, whole.
+    Blocks of an existing container are kept if they are needed again and undamaged. If the process is killed, the file
+    holds either the old or the new contents, complete.
     """
     path = Path(os.path.realpath(path))
     before = _usable(path)
@@ -171,7 +174,7 @@ def write(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, Value], prog
 
 
 def _usable(path: Path) -> Container | None:
-    """The container at ``path`` that a save can add to, unless there is none or it is more than half out of date."""
+    """The container at ``path``, if there is one to append to and less than half of it is out of date."""
     try:
         with Container.open(path) as container:
             is_outdated = container.end > 2 * container.stored_bytes + _WORTH_REWRITING
@@ -181,7 +184,7 @@ def _usable(path: Path) -> Container | None:
 
 
 def _write_anew(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, Value], progress: Progress | None) -> int:
-    # Always the same name, so that what a killed process leaves behind is replaced by the next save.
+    # Always the same name, so that the next save replaces the file that a killed process has left behind.
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
         with create(unfinished) as file:
@@ -202,25 +205,25 @@ def _append(
 ) -> int:
     known = {block.digest: block for stored in before.arrays.values() for block in stored.blocks if block is not None}
     with path.open("r+b") as file:
-        file.truncate(before.end)  # what a killed process may have left behind
+        file.truncate(before.end)  # removes what a killed process may have left behind
         file.seek(before.end)
         try:
             writer = _Writer(file, known, progress)
             manifest = writer.write(meta, arrays)
             if manifest == before.text:
-                sync(file)  # nothing has changed, but who knows whether the last save got as far as that
+                sync(file)  # nothing has changed, but the last save may have been killed before this
                 return 0
             header, end = _write_manifest(file, manifest, before.generation + 1)
         except BaseException:
             with contextlib.suppress(OSError):
                 file.truncate(before.end)
             raise
-        _write_header(file, header)  # from here on nothing may be taken away: either header may be the one on disk
+        _write_header(file, header)  # from here on never truncate: the header on disk may be the old or the new one
     return end - before.end - writer.skipped
 
 
 def _write_manifest(file: BinaryIO, manifest: bytes, generation: int) -> tuple[bytes, int]:
-    """Write the manifest behind the blocks, all of it to disk. Returns the header, and where the file ends."""
+    """Write the manifest after the blocks, and sync both to disk. Returns the header, and where the file ends."""
     offset = file.tell()
     file.write(manifest)
     sync(file)
@@ -229,31 +232,31 @@ def _write_manifest(file: BinaryIO, manifest: bytes, generation: int) -> tuple[b
 
 
 def _write_header(file: BinaryIO, header: bytes) -> None:
-    """Make what was written before, and is on disk, the contents of the file."""
+    """Make the manifest that was written before, and is on disk, the valid one."""
     file.seek(0)
     file.write(header)
     sync(file)
 
 
 class _Writer:
-    """Writes the blocks of arrays to the end of a file, except for those that are there already."""
+    """Appends the blocks of arrays to a file, except for those that it has already."""
 
     def __init__(self, file: BinaryIO, known: dict[str, Block], progress: Progress | None) -> None:
         self._file = file
         self._known = known
-        self._own: set[str] = set()
-        """Of blocks that this save has written. All others may have been damaged since."""
+        self._intact: set[str] = set()
+        """Checksums of blocks that this save has written or compared. All others may be damaged."""
         self._progress = progress
         self.skipped = 0
         self._scratch = np.empty(BLOCK_BYTES, dtype=np.uint8)
 
     def write(self, meta: Mapping[str, Any], arrays: Mapping[str, Value]) -> bytes:
-        """Write blocks, and return the manifest that says where they are."""
+        """Write blocks, and return the manifest."""
         entries = {}
         for name, value in arrays.items():
             array = value.data if isinstance(value, PartOfBytes) else value
             if not DTYPES.fullmatch(array.dtype.str):
-                raise SaveError(f"The array {name!r} is of dtype {array.dtype}, which no file can hold.")
+                raise SaveError(f"The array {name!r} is of dtype {array.dtype}, which cannot be saved.")
             alignment = _PAGE if array.nbytes >= BLOCK_BYTES else _ALIGNMENT
             blocks = [self._write_block(data, alignment) for data in _cut(value)]
             entries[name] = {"dtype": array.dtype.str, "shape": list(array.shape), "blocks": blocks}
@@ -273,13 +276,13 @@ class _Writer:
         if block is None or block.offset % alignment or not self._is_intact(block, data, padding):
             self._align(alignment)
             block = self._known[digest] = Block(self._file.tell(), digest)
-            self._own.add(digest)
+            self._intact.add(digest)
             self._file.write(data)
             self._file.write(padding)
         return block
 
     def _is_intact(self, block: Block, data: memoryview, padding: bytes) -> bool:
-        if block.digest in self._own:
+        if block.digest in self._intact:
             return True
         end = self._file.tell()
         try:
@@ -292,18 +295,18 @@ class _Writer:
                 return False
         finally:
             self._file.seek(end)
-        self._own.add(block.digest)
+        self._intact.add(block.digest)
         return True
 
     def _align(self, alignment: int) -> None:
-        """Go on at a multiple of ``alignment``. What is skipped takes no room on most disks."""
+        """Continue at a multiple of ``alignment``. The gap takes no space in most file systems."""
         at = self._file.tell()
         self.skipped += -at % alignment
         self._file.seek(at + -at % alignment)
 
 
 def _cut(value: Value) -> Iterator[memoryview | None]:
-    """The blocks of an array; ``None`` for one that nobody will look at."""
+    """The blocks of an array; ``None`` for one without live bytes."""
     array = value.data if isinstance(value, PartOfBytes) else value
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     for start in range(0, len(data), BLOCK_BYTES):

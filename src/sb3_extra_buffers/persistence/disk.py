@@ -1,4 +1,4 @@
-"""Making sure that what was written is on the disk."""
+"""Writing files so that they survive a crash of the process or the machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def sync(file: BinaryIO) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """For files that were created, renamed or removed in it."""
+    """Sync the names of files that were created, renamed or removed in a directory."""
     if os.name == "posix":  # elsewhere, directories cannot be opened
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -23,7 +23,7 @@ def sync_directory(path: Path) -> None:
 
 
 def sync_all(folder: Path) -> None:
-    """For files in it that others have written."""
+    """Sync all files in a folder."""
     for path in folder.iterdir():
         with path.open("r+b") as file:
             sync(file)
@@ -31,13 +31,13 @@ def sync_all(folder: Path) -> None:
 
 
 def create(path: Path) -> BinaryIO:
-    """A new file, also where there is one of that name. Where that is a link, what it leads to is left alone."""
+    """Create a file, and remove an existing one of that name first. The target of a link is not changed."""
     path.unlink(missing_ok=True)
     return path.open("x+b")
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Write a small file so that at any moment the old or the new one is there, whole."""
+    """Replace a small file atomically."""
     unfinished = path.with_name(f".{path.name}.unfinished")
     with create(unfinished) as file:
         file.write(content)

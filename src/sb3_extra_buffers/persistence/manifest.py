@@ -1,4 +1,4 @@
-"""What a container says about itself, read and checked. The format is described in :mod:`.container`."""
+"""Header and manifest of a container, read and checked. The format is described in :mod:`.container`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DIGEST_BYTES = 16
 HEADER_BYTES = HEADER.size + _DIGEST_BYTES
 DTYPES = re.compile(r"[<|][biuf](1|2|4|8|16)")
 _MOST_ZEROS = 16 << 30
-"""Blocks of zeros cost a file nothing and its reader, up to here, only address space."""
+"""A file may claim this many bytes of zeros, which take no space in it: they take only address space when read."""
 _MOST_REPETITIONS = 256
 
 Result = TypeVar("Result")
@@ -38,7 +38,7 @@ class Block(NamedTuple):
 
 
 class StoredArray(NamedTuple):
-    """What a manifest says of an array. A block that is ``None`` is all zeros."""
+    """An array in a container. A block that is ``None`` is all zeros."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -53,13 +53,13 @@ class StoredArray(NamedTuple):
         return sum(length for block, _, length in self.parts() if block is not None)
 
     def parts(self) -> Iterator[tuple[Block | None, int, int]]:
-        """Each block with where its bytes begin in the array, and how many they are."""
+        """Each block with its start in the array and its length, in bytes."""
         for number, block in enumerate(self.blocks):
             start = number * BLOCK_BYTES
             yield block, start, min(BLOCK_BYTES, self.nbytes - start)
 
     def pieces(self) -> list[Piece]:
-        """The array as pieces of the file, neighbours joined."""
+        """The array as pieces of the file, adjacent blocks joined."""
         joined: list[Piece] = []
         for block, start, length in self.parts():
             offset = None if block is None else block.offset
@@ -72,16 +72,16 @@ class StoredArray(NamedTuple):
 
 class Manifest(NamedTuple):
     generation: int
-    """How often the file was saved to."""
+    """The number of saves."""
     end: int
-    """Where the manifest, and so what means anything, ends."""
+    """The end of the manifest. Bytes after it are ignored."""
     text: bytes
     meta: dict[str, Any]
     arrays: dict[str, StoredArray]
 
 
 def read_manifest(path: Path, file: BinaryIO) -> Manifest:
-    """The newest manifest of a file, in order."""
+    """The newest manifest of a file, checked."""
     header = file.read(HEADER_BYTES)
     if not header.startswith(MAGIC):
         raise FileFormatError(f"{path} is not a saved buffer of this library.")

@@ -1,4 +1,4 @@
-"""Several rollout buffers that look like one."""
+"""Several rollout buffers behind one."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from sb3_extra_buffers.errors import ConfigurationError
 
 
 class DummyVecRolloutBuffer(RolloutBuffer):
-    """Gives every call to all of its buffers, and answers what the first of them answers.
+    """Forwards every call to all of its buffers, and returns the result of the first.
 
-    So a model can train on one buffer while others, filled with the same steps, are measured or compared. All draw
-    their batches in the same order, which is the one that the first would draw alone.
+    So a model can train on one buffer while others, filled with the same steps, are measured or compared. All sample
+    the batches that the first would sample alone.
 
-    :param use_threads: Whether the buffers work at the same time, each in a thread.
-    :param buffers: Rollout buffers for as many steps and environments as this one; or what makes one, such as a class
-        or a :class:`functools.partial`, which is called with the arguments of this one.
+    :param use_threads: Run the calls in parallel, one thread per buffer.
+    :param buffers: Rollout buffers for as many steps and environments as this one; or functions that create one, such
+        as a class or a :class:`functools.partial`, which get the arguments of this one.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class DummyVecRolloutBuffer(RolloutBuffer):
         super().__init__(buffer_size, observation_space, action_space, **arguments)
 
     def __getattr__(self, name: str) -> Any:
-        # Only for what is not found otherwise: the arrays of a rollout, such as `values` and `returns`.
+        # Only for attributes that this object does not have, such as `values` and `returns`.
         buffers = self.__dict__.get("buffers")
         if not buffers:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -89,7 +89,7 @@ class DummyVecRolloutBuffer(RolloutBuffer):
 
     def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
         generators = {id(buffer): buffer.get(batch_size) for buffer in self.buffers}
-        # A buffer draws the order of a whole epoch for its first batch. One after the other: they share a generator.
+        # A buffer shuffles a whole epoch for its first batch. Not in threads, because all use the same generator.
         random_state = np.random.get_state()
         first_batches = []
         for buffer in self.buffers:
@@ -102,7 +102,7 @@ class DummyVecRolloutBuffer(RolloutBuffer):
             batch = self._for_all(lambda buffer: next(generators[id(buffer)], None))
 
     def _for_all(self, call: Callable[[RolloutBuffer], Any]) -> Any:
-        """What ``call`` returns for the first buffer. An error of any buffer is raised, after all have tried."""
+        """Call a function for all buffers, and return the result of the first. Errors are raised after all calls."""
         if not self.use_threads or len(self.buffers) == 1:
             first, *_ = [call(buffer) for buffer in self.buffers]
             return first
