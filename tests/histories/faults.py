@@ -323,7 +323,7 @@ BUFFER_FAULTS = [
     Fault(
         "the second save leaves the old header",
         "persistence/container.py",
-        "        _write_header(file, header)  # from here on nothing may be taken away",
+        "        _write_header(file, header)  # from here on never truncate",
         "        sync(file)  # from here on nothing may be taken away",
     ),
     Fault(
