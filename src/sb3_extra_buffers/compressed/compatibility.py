@@ -23,7 +23,6 @@ from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError, Missi
 from sb3_extra_buffers.storage.config import StorageConfig, saturate
 from sb3_extra_buffers.storage.observation_array import ObservationArray
 from sb3_extra_buffers.storage.observation_store import ObservationStore
-from sb3_extra_buffers.storage.pickling import Pickled, unpickled
 
 HAS_NUMBA, HAS_IGZIP, HAS_ZSTD, HAS_LZ4 = has_numba(), has_igzip(), has_zstd(), has_lz4()
 
