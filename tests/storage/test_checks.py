@@ -51,7 +51,7 @@ DAMAGES: dict[str, tuple[str, str, Callable[[ObservationStore], None]]] = {
         "zstd-dict/3", "Dictionaries", lambda store: store.codec._dictionaries.pop(store.codec._current),
     ),
     "a record outside the arena": (
-        "delta", "outside of what is in use", lambda store: store.frames.starts.__setitem__((0, live(store)), 1 << 40),
+        "delta", "outside the live ranges", lambda store: store.frames.starts.__setitem__((0, live(store)), 1 << 40),
     ),
     "two records at the same place": (
         "delta", "overlap|lies before", lambda store: store.frames.starts.__setitem__(

@@ -65,11 +65,10 @@ class ZstdDictCodec(ZstdCodec):
         self._records = 0
         self._bytes = 0
         self._excess = 0.0
-        # Dictionaries in the forms that the Python package and libzstd want, and libzstd's addresses of them.
-        self._prepared: dict[int, Any] = {}
-        self._prepared_lock = threading.Lock()
+        # Dictionaries in libzstd's form, made when they are needed, and their addresses.
         self._for_libzstd: dict[int, libzstd.Dictionary] = {}
         self._addresses: Indices | None = None
+        self._lock = threading.Lock()
 
     @property
     def label(self) -> str:
@@ -212,7 +211,6 @@ class ZstdDictCodec(ZstdCodec):
     def _drop(self, references: Indices) -> None:
         for reference in references.tolist():
             self._dictionaries.pop(reference, None)
-            self._prepared.pop(reference, None)
             self._for_libzstd.pop(reference, None)
         self._addresses = None
 
@@ -220,7 +218,7 @@ class ZstdDictCodec(ZstdCodec):
     def dictionary_addresses(self) -> Indices:
         addresses = self._addresses
         if addresses is None and libzstd.decompress_function():
-            with self._prepared_lock:
+            with self._lock:
                 for reference in self._dictionaries.keys() - self._for_libzstd.keys():
                     self._for_libzstd[reference] = libzstd.Dictionary(self._dictionaries[reference])
                 addresses = np.full(len(self._uses), libzstd.MISSING)
@@ -230,19 +228,6 @@ class ZstdDictCodec(ZstdCodec):
                 self._addresses = addresses
         return super().dictionary_addresses if addresses is None else addresses
 
-    def _dictionary(self, reference: int) -> Any:
-        """A dictionary in the form that decompression needs, made once for all threads."""
-        with self._prepared_lock:
-            if reference not in self._prepared:
-                content = self._dictionaries.get(reference)
-                if content is None:
-                    raise CorruptDataError(f"A record needs dictionary {reference}, which does not exist.")
-                self._prepared[reference] = self._as_dictionary(content)
-            return self._prepared[reference]
-
-    def _as_dictionary(self, content: bytes) -> Any:
-        return self._library.ZstdCompressionDict(content)
-
     @property
     def _compressor(self) -> Any:
         if self._current == NO_REFERENCE:
@@ -251,7 +236,7 @@ class ZstdDictCodec(ZstdCodec):
         kept = getattr(self._contexts, "with_dictionary", None)
         if kept is None or kept[0] is not content:
             # Preparing it for compression takes many times its size, so it is done only for the dictionary in use.
-            dictionary = self._as_dictionary(content)
+            dictionary = self._library.ZstdCompressionDict(content)
             dictionary.precompute_compress(level=self.compresslevel)
             compressor = self._library.ZstdCompressor(
                 self.compresslevel,
@@ -266,12 +251,15 @@ class ZstdDictCodec(ZstdCodec):
     def _decompressor_for(self, reference: int) -> Any:
         if reference == NO_REFERENCE:
             return self._decompressor
-        dictionary = self._dictionary(reference)
+        content = self._dictionaries.get(reference)
+        if content is None:
+            raise CorruptDataError(f"A record needs dictionary {reference}, which does not exist.")
         kept = self._contexts.__dict__.setdefault("decompressors", {})
-        if reference not in kept or kept[reference][0] is not dictionary:
-            for gone in kept.keys() - self._prepared.keys():
+        if reference not in kept or kept[reference][0] is not content:
+            for gone in kept.keys() - self._dictionaries.keys():
                 del kept[gone]
-            kept[reference] = (dictionary, self._library.ZstdDecompressor(dict_data=dictionary))
+            dictionary = self._library.ZstdCompressionDict(content)
+            kept[reference] = content, self._library.ZstdDecompressor(dict_data=dictionary)
         return kept[reference][1]
 
 
