@@ -157,11 +157,11 @@ def test_observations_share_frames_as_on_the_host(size: int, pair: bool, version
             observations.append(now.copy())
         append(lanes, [th.tensor(part, device=device) for part in observations], columns, [slot] * len(columns))
         for column, part in zip(columns, observations, strict=True):
-            ends = np.empty(N_LANES, np.int64)
+            ends = np.empty((1, N_LANES), np.int64)
             append_new_frames(
-                np.arange(N_LANES), part.reshape(N_LANES, -1), 1, size, size, stack, np.zeros((1, 1), np.uint64),
+                np.arange(N_LANES), (part.reshape(N_LANES, -1),), 1, size, size, stack, np.zeros((1, 1), np.uint64),
                 newest, known, ring, heads, heads, ends,
             )  # fmt: skip
-            assert column[slot].tolist() == ends.tolist()
+            assert column[slot].tolist() == ends[0].tolist()
         assert lanes.heads.tolist() == heads.tolist()
     np.testing.assert_array_equal(lanes.ring.cpu().numpy(), ring)

@@ -50,7 +50,7 @@ def test_compiled_and_plain_code_agree(stream: tuple[MemoryForm, int, np.ndarray
             "ring": np.zeros((n_lanes, 2 * stack, size // stack), np.uint8),
             "heads": np.zeros(n_lanes, np.int64),
             "encoded": np.zeros(n_lanes, np.int64),
-            "ends": np.zeros(n_lanes, np.int64),
+            "ends": np.zeros((1, n_lanes), np.int64),
         }
         for _ in range(2)
     ]
@@ -58,7 +58,7 @@ def test_compiled_and_plain_code_agree(stream: tuple[MemoryForm, int, np.ndarray
     for step, memory in enumerate(steps):
         lanes = np.roll(np.arange(n_lanes), step)
         waiting = [
-            function(lanes, memory[lanes], *form, stack, _masks(form, stack), *state.values())
+            function(lanes, (memory[lanes],), *form, stack, _masks(form, stack), *state.values())
             for function, state in zip((append_new_frames, compiled), states, strict=True)
         ]
         assert waiting[0] == waiting[1]

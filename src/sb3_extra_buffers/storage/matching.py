@@ -56,15 +56,10 @@ class NewestObservations:
         self._expect(memories[0], form)
         ends = np.empty((len(memories), len(lanes)), dtype=np.int64)
         kernels = load_kernels(_KERNELS)
-        if kernels is not None:
-            waiting: int = kernels.append_observations(
-                lanes, memories, *form, self.stack, self._masks, self.memory, self.known, ring, heads, encoded, ends
-            )
-            return ends, waiting
-        for memory, row in zip(memories, ends, strict=True):
-            waiting = append_new_frames(
-                lanes, memory, *form, self.stack, self._masks, self.memory, self.known, ring, heads, encoded, row
-            )
+        append = append_new_frames if kernels is None else kernels.append_new_frames
+        waiting: int = append(
+            lanes, memories, *form, self.stack, self._masks, self.memory, self.known, ring, heads, encoded, ends
+        )
         return ends, waiting
 
     def _expect(self, memory: Bytes, form: MemoryForm) -> None:
@@ -120,7 +115,7 @@ def _masks(form: MemoryForm, stack: int) -> npt.NDArray[np.uint64]:
 
 def append_new_frames(
     lanes: Indices,
-    memory: Bytes,
+    memories: tuple[Bytes, ...],
     pixels: int,
     chunk: int,
     item: int,
@@ -135,17 +130,18 @@ def append_new_frames(
 ) -> int:
     """The reference for the compiled kernel, and what runs without numba. It does not need ``masks``."""
     shape = (pixels, stack, chunk // item, item)
-    for row, lane in enumerate(lanes.tolist()):
-        observation, before = memory[row].reshape(shape), newest[lane].reshape(shape)
-        new = 0 if known[lane] else stack
-        while new < stack and not np.array_equal(observation[:, : stack - new], before[:, new:]):
-            new += 1
-        if new:
-            known[lane] = False  # until all of it is written
-            frames = observation[:, stack - new :].transpose(1, 2, 0, 3).reshape(new, -1)
-            ring[lane, np.arange(heads[lane], heads[lane] + new) % ring.shape[1]] = frames
-            heads[lane] += new
-            newest[lane] = memory[row]
-            known[lane] = True
-        ends[row] = heads[lane]
+    for memory, row_ends in zip(memories, ends, strict=True):
+        for row, lane in enumerate(lanes.tolist()):
+            observation, before = memory[row].reshape(shape), newest[lane].reshape(shape)
+            new = 0 if known[lane] else stack
+            while new < stack and not np.array_equal(observation[:, : stack - new], before[:, new:]):
+                new += 1
+            if new:
+                known[lane] = False  # until all of it is written
+                frames = observation[:, stack - new :].transpose(1, 2, 0, 3).reshape(new, -1)
+                ring[lane, np.arange(heads[lane], heads[lane] + new) % ring.shape[1]] = frames
+                heads[lane] += new
+                newest[lane] = memory[row]
+                known[lane] = True
+            row_ends[row] = heads[lane]
     return int((heads[lanes] - encoded[lanes]).max())

@@ -82,53 +82,6 @@ def _extract(observation: Bytes, frame: Bytes, pixels: int, period: int, offset:
 @njit(nogil=True, cache=True)
 def append_new_frames(
     lanes: Indices,
-    memory: Bytes,
-    pixels: int,
-    chunk: int,
-    item: int,
-    stack: int,
-    masks: npt.NDArray[np.uint64],
-    newest: Bytes,
-    known: npt.NDArray[np.bool_],
-    ring: Bytes,
-    heads: Indices,
-    encoded: Indices,
-    ends: Indices,
-) -> int:
-    """See :func:`sb3_extra_buffers.storage.matching.append_new_frames`."""
-    size, ring_size = memory.shape[1], ring.shape[1]
-    period = stack * chunk
-    most_waiting = 0
-    for row in range(lanes.shape[0]):
-        lane = lanes[row]
-        observation, before = memory[row], newest[lane]
-        new = 0 if known[lane] else stack
-        while new < stack:
-            offset = new * chunk
-            if new == 0 or pixels == 1:
-                same = _equal(observation, before[offset:], size - offset)
-            else:
-                same = _equal_where(observation, before[offset:], size - offset, masks[new])
-            if same:
-                break
-            new += 1
-        if new > 0:
-            head = heads[lane]
-            for i in range(stack - new, stack):
-                _extract(observation, ring[lane, head % ring_size], pixels, period, i * chunk, chunk, item)
-                head += 1
-            heads[lane] = head
-            for i in range(size):
-                before[i] = observation[i]
-            known[lane] = True
-        ends[row] = heads[lane]
-        most_waiting = max(most_waiting, heads[lane] - encoded[lane])
-    return most_waiting
-
-
-@njit(nogil=True, cache=True)
-def append_observations(
-    lanes: Indices,
     memories: tuple[Bytes, ...],
     pixels: int,
     chunk: int,
@@ -142,19 +95,43 @@ def append_observations(
     encoded: Indices,
     ends: Indices,
 ) -> int:
-    """One observation per lane, or an observation and its successor, in one call, which costs less than two."""
-    waiting = 0
-    for i in range(len(memories)):
-        waiting = append_new_frames(
-            lanes, memories[i], pixels, chunk, item, stack, masks, newest, known, ring, heads, encoded, ends[i]
-        )
-    return waiting
+    """See :func:`sb3_extra_buffers.storage.matching.append_new_frames`."""
+    ring_size, period = ring.shape[1], stack * chunk
+    most_waiting = 0
+    for which in range(len(memories)):
+        memory = memories[which]
+        size = memory.shape[1]
+        for row in range(lanes.shape[0]):
+            lane = lanes[row]
+            observation, before = memory[row], newest[lane]
+            new = 0 if known[lane] else stack
+            while new < stack:
+                offset = new * chunk
+                if new == 0 or pixels == 1:
+                    same = _equal(observation, before[offset:], size - offset)
+                else:
+                    same = _equal_where(observation, before[offset:], size - offset, masks[new])
+                if same:
+                    break
+                new += 1
+            if new > 0:
+                head = heads[lane]
+                for i in range(stack - new, stack):
+                    _extract(observation, ring[lane, head % ring_size], pixels, period, i * chunk, chunk, item)
+                    head += 1
+                heads[lane] = head
+                for i in range(size):
+                    before[i] = observation[i]
+                known[lane] = True
+            ends[which, row] = heads[lane]
+            most_waiting = max(most_waiting, heads[lane] - encoded[lane])
+    return most_waiting
 
 
 def compile_all() -> None:
     numbers, memory = np.zeros(1, dtype=np.int64), np.zeros((1, 4), dtype=np.uint8)
     for memories in ((memory,), (memory, memory)):
-        append_observations(
+        append_new_frames(
             numbers, memories, 4, 1, 1, 1, np.zeros((1, 1), dtype=np.uint64), memory.copy(),
             np.zeros(1, dtype=np.bool_), np.zeros((1, 2, 4), dtype=np.uint8), numbers.copy(), numbers,
             np.zeros((len(memories), 1), dtype=np.int64),
