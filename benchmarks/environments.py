@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Literal
 
 from stable_baselines3.common.env_util import make_vec_env
@@ -54,6 +56,7 @@ def make_atari_rgb(env_id: str, n_envs: int, seed: int) -> VecEnv:
 
 def make_doom(view: Literal["rgb", "mask"], n_envs: int, seed: int) -> VecEnv:
     """Make Doom deathmatches that show one frame at a time, channel first."""
-    from sb3_extra_buffers.training_utils import vizdoom
+    sys.path.append(str(Path(__file__).parents[1] / "examples"))  # whose environment this is
+    import doom
 
-    return vizdoom.make_env("deathmatch", n_envs, view=view, seed=seed)
+    return doom.make_env("deathmatch", n_envs, view=view, seed=seed)

@@ -1,9 +1,9 @@
-"""Doom in colours and as semantic-segmentation masks: what either takes, and PPO on the masks.
+"""Doom as RGB images and as semantic-segmentation masks: how much memory each takes, and PPO on the masks.
 
-First a scenario is played at random, and what is seen is stored in rollout buffers: colours and masks as they are, and
-masks compressed, each in a process of its own. A rollout of 47,000 observations of 240x320, the size of a published
-experiment, took 11 GB as colours, 3.6 GB as masks and 150 MB as compressed masks there. What is measured here is scaled
-to that size, but another player saw it, and masks may tell other things apart. Then PPO learns from the masks.
+First a random policy plays a scenario, and rollout buffers store it: RGB images and masks uncompressed, and masks
+compressed, each in its own process. In a published experiment, a rollout of 47,000 observations of 240x320 took 11 GB
+as RGB images, 3.6 GB as masks and 150 MB as compressed masks. The measured sizes are scaled to 47,000 observations, but
+the policy is another one, and the classes of the masks may differ. Then PPO learns from the masks.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from tqdm import tqdm
 
 import common
+from doom import VizdoomEnv, make_env
 from sb3_extra_buffers.compressed import CompressedRolloutBuffer
 from sb3_extra_buffers.measure.memory import settled_rss
 from sb3_extra_buffers.measure.processes import run_in_fresh_process
 from sb3_extra_buffers.recording import RecordBuffer
 from sb3_extra_buffers.storage.usage import readable
 from sb3_extra_buffers.training_utils.eval_model import eval_model
-from sb3_extra_buffers.training_utils.vizdoom import VizdoomEnv, make_env
 
 PUBLISHED_OBSERVATIONS = 47_000
 PUBLISHED = {"RGB": "11 GB", "masks": "3.6 GB"}

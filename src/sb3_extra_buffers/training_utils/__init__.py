@@ -1,4 +1,4 @@
-"""Helpers for training: environments (:mod:`.atari`, :mod:`.vizdoom`), evaluation (:mod:`.eval_model`), filling a
-buffer before training (:mod:`.buffer_warmup`), logging its cost (:mod:`.callbacks`), and checkpoints of a model and
-its buffer (:mod:`.checkpoints`).
+"""Helpers for training: Atari environments (:mod:`.atari`), evaluation (:mod:`.eval_model`), filling a buffer before
+training (:mod:`.buffer_warmup`), logging its cost (:mod:`.callbacks`), and checkpoints of a model and its buffer
+(:mod:`.checkpoints`).
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ from gymnasium import spaces
 from stable_baselines3.common.env_checker import check_env
 
 from sb3_extra_buffers.errors import ConfigurationError, MissingPackageError
-from sb3_extra_buffers.training_utils.vizdoom import CLASSES, VizdoomEnv, make_env
 
 pytest.importorskip("vizdoom")
+sys.path.append(str(Path(__file__).parents[2] / "examples"))
+
+from doom import CLASSES, VizdoomEnv, make_env  # only found there
 
 
 def test_colours_and_masks_are_of_the_same_moment() -> None:
