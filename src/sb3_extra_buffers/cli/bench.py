@@ -13,7 +13,7 @@ from sb3_extra_buffers.codecs.availability import require
 @click.command()
 @env_options(steps=2_000)
 @click.option("--methods", help="Methods to compare, separated by commas, such as auto,zstd-5,'zstd-dict/9 x8'.")
-@click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Of a sample.")
+@click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Transitions in a batch.")
 @click.option("--repeats", type=click.IntRange(1), default=200, show_default=True, help="How many batches to sample.")
 @click.option(
     "--policy", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="An SB3 model that plays, a .zip."

@@ -19,7 +19,7 @@ _COMPRESSED_BUFFER = "sb3_extra_buffers.compressed:CompressedReplayBuffer"
 @click.option("--env", "env_id", default="MsPacmanNoFrameskip-v4", show_default=True, help="An Atari game.")
 @click.option("--steps", type=click.IntRange(1), default=8_000, show_default=True, help="Environment steps per run.")
 @click.option("--buffer-size", type=click.IntRange(1), default=40_000, show_default=True, help="Transitions.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of both runs.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of both runs.")
 @click.option("--buffer", default=_COMPRESSED_BUFFER, show_default=True, metavar="MODULE:CLASS", help="Our buffer.")
 def demo(env_id: str, steps: int, buffer_size: int, seed: int, buffer: str) -> None:
     """Train DQN twice, with SB3's buffer and with ours.
