@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stable_baselines3.common.buffers import ReplayBuffer
 
-from sb3_extra_buffers.compressed import CompressedReplayBuffer
+from sb3_extra_buffers.compressed import BaseCompressedBuffer, CompressedReplayBuffer
 from sb3_extra_buffers.storage.pickling import Pickled
 from tests.methods import installed
 from tests.persistence.buffers import ACTIONS, ALL_CLASSES, IMAGES, N_ENVS, SLOTS, add, draw, make, steps_for
@@ -136,6 +137,34 @@ def test_no_other_thread_can_add_while_a_buffer_is_pickled(way: str, monkeypatch
     other = COPIES[way](buffer)
     adding.join()
     assert (other.pos, buffer.pos) == (5, 6)
+
+
+class Thing:
+    """Only pickle can save it."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_infos_of_her_may_hold_anything(way: str) -> None:
+    buffer: Any = make("CompressedHerReplayBuffer", copy_info_dict=True)
+    for number, transition in enumerate(steps_for(buffer, 10)):
+        buffer.add(*transition[:5], [{"thing": Thing(number)}, {}])
+    other = COPIES[way](buffer)
+    assert [info["thing"].value for info in other.infos[:10, 0]] == list(range(10))
+    assert other.env is None
+    other.set_env(buffer.env)
+    assert_same(draw(other, 1), draw(buffer, 1))
+
+
+class FromTheBase(BaseCompressedBuffer, ReplayBuffer):
+    """A user's class that is none of this library's classes."""
+
+
+def test_a_class_of_a_user_that_is_derived_from_the_base_class() -> None:
+    buffer = FromTheBase(8, IMAGES, ACTIONS, device="cpu", compression_method="rle")
+    assert type(pickle.loads(pickle.dumps(buffer))) is FromTheBase
 
 
 def test_an_error_while_pickling_gives_the_lock_back() -> None:

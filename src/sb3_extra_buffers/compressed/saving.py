@@ -122,10 +122,8 @@ class SaveableBuffer(BaseBuffer):
         self._check_folder()
         rebuilt = {name for cls in type(self).__mro__ for name in vars(cls).get("_rebuilt", ())} | {*self._saved_fields}
         attributes = {name: value for name, value in vars(self).items() if name not in rebuilt}
-        return {**attributes, _PICKLED: Pickled(self._lock.held, self._pickled)}
-
-    def _pickled(self) -> dict[str, Any]:
-        return {"arguments": self._arguments(), "device": self.device, "state": self._state()}
+        state = Pickled(self._lock.held, self._state)
+        return {**attributes, _PICKLED: {"arguments": self._arguments(), "device": self.device, "state": state}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if _PICKLED not in state:
@@ -222,7 +220,7 @@ class SaveableBuffer(BaseBuffer):
     @classmethod
     def _library_class(cls) -> type[SaveableBuffer]:
         """The class of this library that this class is, or is derived from."""
-        return next(base for base in cls.__mro__ if _library_classes.get(base.__name__) is base)
+        return next((base for base in cls.__mro__ if _library_classes.get(base.__name__) is base), cls)
 
     @classmethod
     def _class_to_load(cls, name: Any, path: str | Path) -> type[Self]:

@@ -33,7 +33,7 @@ _MOST_STEPS = 1 << 20
 
 
 class SavedBuffer(Protocol):
-    """What a buffer needs so that it can be saved."""
+    """A buffer, as far as it is needed to save it. See ``compressed/saving.py``."""
 
     pos: int
     full: bool
@@ -43,23 +43,12 @@ class SavedBuffer(Protocol):
     @property
     def _folder(self) -> Any: ...
     @classmethod
-    def _library_class(cls) -> type:
-        """The class of this library that the buffer's class is, or is derived from."""
-
-    def _arguments(self) -> dict[str, Any]:
-        """The constructor arguments that create an empty buffer like this one."""
-
-    def _state(self) -> State:
-        """The contents of the buffer."""
-
-    def _restore(self, state: SavedState) -> None:
-        """Take over what :meth:`_state` returned."""
-
-    def _check_folder(self) -> None:
-        """Raise an error if this is a buffer on disk whose folder cannot be read."""
-
-    def close(self) -> None:
-        """Flush a buffer on disk and unlock its folder."""
+    def _library_class(cls) -> type: ...
+    def _arguments(self) -> dict[str, Any]: ...
+    def _state(self) -> State: ...
+    def _restore(self, state: SavedState) -> None: ...
+    def _check_folder(self) -> None: ...
+    def close(self) -> None: ...
 
 
 def describe(buffer: SavedBuffer) -> tuple[dict[str, Any], dict[str, Value]]:
