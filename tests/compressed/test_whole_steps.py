@@ -18,7 +18,7 @@ from sb3_extra_buffers.compressed import (
     CompressedRolloutBuffer,
 )
 from sb3_extra_buffers.gpu_buffers import GpuDictRolloutBuffer, GpuRolloutBuffer
-from sb3_extra_buffers.persistence.tree import describe
+from sb3_extra_buffers.persistence.files import describe
 from tests.persistence.buffers import ACTIONS, ALL_CLASSES, N_ENVS, SLOTS, STATE_SHAPE, add, draw, make, steps_for
 from tests.transitions import assert_same
 

@@ -33,13 +33,12 @@ from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError, SaveE
 from sb3_extra_buffers.persistence import container
 from sb3_extra_buffers.persistence.container import Container
 from sb3_extra_buffers.persistence.disk import sync_directory
-from sb3_extra_buffers.persistence.tree import SavedBuffer, as_corrupt, describe
+from sb3_extra_buffers.persistence.files import STATE, SavedBuffer, as_corrupt, describe
 from sb3_extra_buffers.state import SavedState
 from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.extent_arena import ExtentArena, is_arena_name
 from sb3_extra_buffers.storage.memory import FileMemory, open_own, zeros_in_file
 
-STATE = "state"
 _LOCK = "lock"
 _WORTH_A_FLUSH = 16 << 20
 

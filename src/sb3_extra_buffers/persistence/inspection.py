@@ -15,9 +15,8 @@ from stable_baselines3.common.preprocessing import get_obs_shape
 from sb3_extra_buffers.codecs.availability import require
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.persistence.container import Container
-from sb3_extra_buffers.persistence.files import bar, state_file
+from sb3_extra_buffers.persistence.files import as_corrupt, bar, state_file
 from sb3_extra_buffers.persistence.manifest import VERSION, StoredArray
-from sb3_extra_buffers.persistence.tree import as_corrupt
 from sb3_extra_buffers.state import decode
 from sb3_extra_buffers.storage.usage import readable
 
