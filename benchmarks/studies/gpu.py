@@ -5,8 +5,7 @@
 Times are wall times through SB3's interface, the wait for the device included, medians of many calls; "kernel" is the
 device's time for rebuilding a batch alone. "dense index" is not a buffer: it takes rows from two tensors on the device,
 which is the least that any buffer there has to do. Subjects that end in "from device" get observations that are on the
-device already; "zstd on host" is zstd without nvCOMP. Without a GPU, ``--device cpu`` runs the same with plain torch
-operations.
+device already. ``zstd`` is kept in host memory, and without a GPU, ``--device cpu`` has everything there.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -31,16 +29,15 @@ from stable_baselines3.common.buffers import ReplayBuffer, RolloutBuffer
 from tqdm import tqdm
 
 from benchmarks.recordings import Recording, Transition, load_recording, transitions
-from sb3_extra_buffers.gpu_buffers import GpuReplayBuffer, GpuRolloutBuffer, nvcomp
-from sb3_extra_buffers.gpu_buffers.kernels import uses_triton
-from sb3_extra_buffers.gpu_buffers.kernels.batch import ObservationBatch
+from sb3_extra_buffers.gpu_buffers import GpuReplayBuffer, GpuRolloutBuffer
+from sb3_extra_buffers.gpu_buffers.device_store import Places
+from sb3_extra_buffers.gpu_buffers.kernels import ObservationBatch, uses_triton
 from sb3_extra_buffers.gpu_buffers.observation_store import PackedObservationStore
-from sb3_extra_buffers.gpu_buffers.places import Places
 from sb3_extra_buffers.gpu_buffers.transfer import upload
 from sb3_extra_buffers.storage.config import FrameStack
 
 SB3, DENSE = "SB3", "dense index"
-FROM_DEVICE, ON_HOST = " from device", " on host"
+FROM_DEVICE = " from device"
 SUBJECTS = (
     "delta",
     "delta x2",
@@ -50,7 +47,6 @@ SUBJECTS = (
     "none",
     "none from device",
     "zstd",
-    "zstd on host",
 )
 BATCH_SIZES = (32, 256)
 ROLLOUT_STEPS, ROLLOUT_ENVS, EPOCHS = 128, 64, 4
@@ -78,8 +74,7 @@ def main() -> None:
     }
     for method in arguments.methods.split(","):
         steps = arguments.steps if method in ("delta", "delta x2") else fewer
-        with _without_nvcomp() if method.endswith(ON_HOST) else nullcontext():
-            results[method] = measure_replay(method, recording, steps, device, arguments.repeats)
+        results[method] = measure_replay(method, recording, steps, device, arguments.repeats)
     for subject in (SB3, "delta"):
         results[subject]["rollout, 4 epochs, µs"] = measure_rollout(subject, recording, device)
     print(f"\nMsPacman, {arguments.steps * 4:,} transitions ({fewer * 4:,} but for delta)\n")
@@ -90,7 +85,6 @@ def main() -> None:
             "torch": th.__version__,
             "device": name,
             "triton": uses_triton(device),
-            "nvcomp": nvcomp.is_available(device),
         }
         arguments.json.write_text(json.dumps({"versions": versions, "results": results}, indent=1) + "\n")
 
@@ -105,7 +99,7 @@ def measure_replay(subject: str, recording: Recording, steps: int, device: th.de
     if subject == SB3:
         buffer = ReplayBuffer(size, space, actions, device, recording.n_envs)
     else:
-        method, _, group = subject.removesuffix(FROM_DEVICE).removesuffix(ON_HOST).partition(" x")
+        method, _, group = subject.removesuffix(FROM_DEVICE).partition(" x")
         options = {"frames_per_record": int(group)} if group else None
         stack: FrameStack = recording.stack if subject.endswith(FROM_DEVICE) else "auto"
         buffer = GpuReplayBuffer(
@@ -186,16 +180,6 @@ def _on_device(transition: Transition, device: th.device) -> Any:
     return (*found, *rest)
 
 
-@contextmanager
-def _without_nvcomp() -> Iterator[None]:
-    is_available = nvcomp.is_available
-    nvcomp.is_available = lambda device: False
-    try:
-        yield
-    finally:
-        nvcomp.is_available = is_available
-
-
 def _median_time(work: Callable[[], Any], device: th.device, repeats: int) -> float:
     times = []
     for repeat in range(repeats + 20):
@@ -210,7 +194,7 @@ def _median_time(work: Callable[[], Any], device: th.device, repeats: int) -> fl
 def _median_sample_after_add(
     subject: str, buffer: GpuReplayBuffer, recording: Recording, device: th.device, repeats: int
 ) -> float:
-    """What it costs that the newest transitions must reach the device first."""
+    """What a sample costs right after an ``add``, whose work on the device may not be done yet."""
     times = []
     for transition in islice(transitions(recording), repeats):
         buffer.add(*_on_device(transition, device) if subject.endswith(FROM_DEVICE) else transition)
@@ -234,7 +218,7 @@ def _kernel_time(buffer: GpuReplayBuffer, batch_size: int = 256, n_batches: int 
         places = Places([slots, slots], rng.integers(buffer.n_envs, size=batch_size), store.device)
         shape = (batch_size, store.layout.stack, store.layout.frame.nbytes)
         outs = [th.empty(shape, dtype=th.uint8, device=store.device) for _ in range(2)]
-        batches.append(ObservationBatch(places.tensor, store._ends_copies, outs))
+        batches.append(ObservationBatch(places.tensor, store._device_ends, outs))
     for batch in batches:
         frames.launch(batch)
     th.cuda.synchronize()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
 from typing import Any
 
@@ -11,6 +13,9 @@ import torch as th
 
 if not th.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+if HAS_TRITON:
+    importlib.import_module("triton")
 
 DEVICES = ["cpu", *(["cuda"] if th.cuda.is_available() else [])]
 
@@ -20,13 +25,42 @@ def device(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.fixture(autouse=True)
+def _host_memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU, buffers use host memory as they do for users, unless a test asks for ``kernels``."""
+    if not {"kernels", "either_way"} & set(request.fixturenames):
+        monkeypatch.setenv("TRITON_INTERPRET", "0")
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything happens on the device: on the CPU, kernels run in Triton's interpreter, which is slow."""
+    from sb3_extra_buffers.gpu_buffers import frame_store
+
+    if not HAS_TRITON:
+        pytest.skip("needs Triton")
+    if not th.cuda.is_available():
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(frame_store, "_RING_FRAMES", 200)  # so that records are written after a few steps
+
+
+@pytest.fixture(params=["host memory", "kernels"])
+def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways. On a GPU, it is kernels in any case."""
+    if request.param == "kernels":
+        request.getfixturevalue("kernels")
+    else:
+        monkeypatch.setenv("TRITON_INTERPRET", "0")
+    return request.param
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _faster_interpreter() -> None:
-    """The interpreter calls Python for each element of a running maximum; NumPy has one."""
+    """The interpreter looks at all of Triton in each call of a function, and computes running maxima one by one."""
     if th.cuda.is_available():
         return
     try:
-        from triton.runtime.interpreter import ScanOps
+        from triton.runtime.interpreter import InterpretedFunction, ScanOps
     except ImportError:
         return
     slow = ScanOps.generic_scan
@@ -37,4 +71,14 @@ def _faster_interpreter() -> None:
         values = np.maximum.accumulate(inputs[0].handle.data, axis=self.axis)
         return [self.to_tensor(values, inputs[0].dtype)]
 
+    slow_call, prepared = InterpretedFunction.__call__, set()
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # The launch of a kernel prepares all that our functions need; Triton's own stay prepared after the first call.
+        if self.fn in prepared or self.fn.__module__.startswith("sb3_extra_buffers"):
+            return self.rewrite()(*args, **kwargs)
+        prepared.add(self.fn)
+        return slow_call(self, *args, **kwargs)
+
     ScanOps.generic_scan = scan
+    InterpretedFunction.__call__ = call

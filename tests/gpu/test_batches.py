@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch as th
 
-from sb3_extra_buffers.gpu_buffers import device_writer, kernels, places
+from sb3_extra_buffers.gpu_buffers import kernels
 from tests.gpu.helpers import IMAGES, SLOTS, SPACES, recorded, replay_pair, rollout_pair
 from tests.transitions import add_to_replay, add_to_rollout, assert_same, copied, sample_both
 
@@ -95,19 +95,15 @@ def test_fields_may_be_written_in_any_way(way: str, name: str, device: str) -> N
     sample_both(*buffers, batch_size=60, seed=2)
 
 
-@pytest.mark.parametrize("by_kernel", [False, True])
-def test_a_field_that_somebody_keeps(by_kernel: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if by_kernel:
-        pytest.importorskip("triton")
-        monkeypatch.setattr(kernels, "uses_triton", lambda device: True)
-    buffers = filled(device, compression_method="delta", frame_stack=4)
+def test_a_field_that_somebody_keeps(either_way: str, device: str) -> None:
+    buffers = filled(device, compression_method="none")
     part = [buffer.rewards[4:20:3] for buffer in buffers]
     timeouts = [np.asarray(buffer.timeouts) for buffer in buffers]
     for step, transition in enumerate(recorded("channels first", 2)[:12]):
         for rewards, cut in zip(part, timeouts, strict=True):
             rewards += step
             cut[step] = 1
-        sample_both(*buffers, batch_size=8 if by_kernel else 60, seed=step)
+        sample_both(*buffers, batch_size=8, seed=step)
         add_to_replay(buffers, transition)
     assert buffers[1]._fields.are_shared
     del part, timeouts, rewards, cut
@@ -155,38 +151,31 @@ def test_numbers_of_a_rollout_may_change_between_batches(space: str, device: str
 
 
 class TestInferenceMode:
-    @pytest.fixture(autouse=True, params=["plain", "by kernel"])
-    def _way(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-        if request.param == "by kernel":
-            pytest.importorskip("triton")
-        monkeypatch.setattr(kernels, "uses_triton", lambda device: request.param == "by kernel")
-        monkeypatch.setattr(device_writer, "encodes_on", lambda device, codec: codec.name != "zstd")
-
     @pytest.mark.parametrize("source", ["host", "device"])
     @pytest.mark.parametrize("method", ["none", "delta", "rle"])
-    def test_what_begins_in_it_goes_on_outside(self, method: str, source: str, device: str) -> None:
+    def test_what_begins_in_it_goes_on_outside(self, method: str, source: str, either_way: str, device: str) -> None:
         plain, ours = replay_pair(IMAGES, device, compression_method=method, frame_stack=4)
-        for step, transition in enumerate(recorded("channels first", 2)):
-            with th.inference_mode(step < 40 or step % 3 == 0):
+        for step, transition in enumerate(recorded("channels first", 2)[: 30 if either_way == "kernels" else None]):
+            with th.inference_mode(step < 15 or step % 3 == 0):
                 plain.add(*copied(transition))
                 obs, next_obs, *rest = copied(transition)
                 if source == "device":
                     obs, next_obs = th.tensor(obs, device=device), th.tensor(next_obs, device=device)
                 ours.add(obs, next_obs, *rest)
                 if step % 10 == 0:
-                    ours.sample(4).observations.sub_(1)
+                    ours.sample(2).observations.sub_(1)
             if step % 25 == 24:
-                sample_both(plain, ours, batch_size=20, seed=step)
+                sample_both(plain, ours, batch_size=8, seed=step)
 
     @pytest.mark.parametrize("method", ["none", "delta"])
-    def test_rollouts(self, method: str, device: str) -> None:
-        buffers = rollout_pair(IMAGES, device, slots=16, compression_method=method, frame_stack=4)
-        for first in (0, 16, 32):
+    def test_rollouts(self, method: str, either_way: str, device: str) -> None:
+        buffers = rollout_pair(IMAGES, device, slots=6, compression_method=method, frame_stack=4)
+        for first in (0, 6, 12):
             for buffer in buffers:
-                with th.inference_mode(first != 16):
+                with th.inference_mode(first != 6):
                     buffer.reset()
             with th.inference_mode():
-                for transition in recorded("channels first", 2)[first : first + 16]:
+                for transition in recorded("channels first", 2)[first : first + 6]:
                     add_to_rollout(buffers, transition)
             batches = []
             for buffer in buffers:
@@ -197,22 +186,17 @@ class TestInferenceMode:
 
 class TestMemory:
     @needs_cuda
-    def test_pinned_memory_is_not_handed_out_before_it_was_read_cuda(self) -> None:
-        device = th.device("cuda", 0)
-        rotation = places._Rotation(device, 16)
-        mine = [rotation.take((3, 4)) for _ in range(40)]
-        addresses = {block.tensor.data_ptr() for block in mine}
-        assert len(addresses) == 40
-        others = set()
-        for _ in range(100):
-            others.add(rotation.take((3, 4)).tensor.data_ptr())
-            th.cuda.synchronize()
-        assert not others & addresses
-        assert len(others) < 70, "memory that was read is used again"
-        # What the device has not read yet stays as it is.
+    def test_places_are_read_before_their_memory_is_used_again_cuda(self) -> None:
+        plain, ours = filled("cuda", compression_method="delta", frame_stack=4)
+        ours.sample(64)  # compiles
         th.cuda._sleep(200_000_000)
-        waiting = {rotation.take((3, 4)).tensor.data_ptr() for _ in range(100)}
-        assert len(waiting) == 100
+        found = []
+        for seed in range(50):  # while the device does something else
+            np.random.seed(seed)
+            found.append(ours.sample(64))
+        for seed, batch in enumerate(found):
+            np.random.seed(seed)
+            assert_same(batch, plain.sample(64))
 
     @needs_cuda
     def test_nothing_is_left_of_a_buffer_cuda(self) -> None:
@@ -303,5 +287,6 @@ def test_triton_must_be_new_enough(version: str, good: bool, monkeypatch: pytest
     try:
         assert kernels.has_triton() == good
         assert kernels.uses_triton(th.device("cuda")) == good
+        assert not kernels.uses_triton(th.device("mps"))
     finally:
         kernels.has_triton.cache_clear()

@@ -1,35 +1,33 @@
-"""The kernels, their versions in torch and the host's NumPy reference rebuild the same frames."""
+"""The kernels write the bytes of the NumPy codecs and rebuild the same frames."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 import torch as th
 
-from sb3_extra_buffers.codecs.delta import DeltaCodec
-from sb3_extra_buffers.codecs.registry import create_codec
-from sb3_extra_buffers.gpu_buffers.delta_codec import BatchDeltaCodec
-from sb3_extra_buffers.gpu_buffers.device_arena import HeapBudget
-from sb3_extra_buffers.gpu_buffers.device_frame_store import DeviceFrameStore
-from sb3_extra_buffers.gpu_buffers.kernels.batch import ObservationBatch
-from sb3_extra_buffers.gpu_buffers.kernels.frames import windows
-from sb3_extra_buffers.gpu_buffers.transfer import Outbox
+from sb3_extra_buffers.codecs.base import FrameSpec
+from sb3_extra_buffers.codecs.delta import DeltaCodec, encode_numpy
+from sb3_extra_buffers.codecs.rle import RleCodec
+from sb3_extra_buffers.gpu_buffers.arena import HeapBudget
+from sb3_extra_buffers.gpu_buffers.device_codecs import DeviceDelta, DeviceRle
+from sb3_extra_buffers.gpu_buffers.frame_store import DeviceFrameStore
+from sb3_extra_buffers.gpu_buffers.kernels import LENGTH_BITS, DeviceFrames, ObservationBatch, kernel_module
+from sb3_extra_buffers.storage.matching import append_new_frames
 from sb3_extra_buffers.storage.stacking import StackLayout
 
+pytestmark = pytest.mark.usefixtures("kernels")
+N_LANES = 2
 CONTENTS = {
     "never changes": lambda frame, rng: frame,
-    "changes a little": lambda frame, rng: _changed(frame, rng, 3),
+    "changes a little": lambda frame, rng: _changed_at(frame, rng.integers(frame.size, size=3)),
     "changes at both ends": lambda frame, rng: _changed_at(frame, [0, -1]),
     "changes far apart": lambda frame, rng: _changed_at(frame, slice(None, None, 1500)),
     "changes everywhere": lambda frame, rng: rng.integers(0, 256, size=frame.shape, dtype=np.uint8),
     "is zero now and then": lambda frame, rng: frame * rng.integers(0, 2, dtype=np.uint8),
 }
-METHODS = [("delta", 1), ("delta", 2), ("delta", 5), ("rle", 1)]
-DTYPES = [np.uint8, np.int16, np.float32, np.float64]
-
-
-def _changed(frame: np.ndarray, rng: np.random.Generator, count: int) -> np.ndarray:
-    return _changed_at(frame, rng.integers(frame.size, size=count))
 
 
 def _changed_at(frame: np.ndarray, places: object) -> np.ndarray:
@@ -38,18 +36,153 @@ def _changed_at(frame: np.ndarray, places: object) -> np.ndarray:
     return frame
 
 
-def make_codec(method: str, group: int, layout: StackLayout) -> object:
-    return (
-        BatchDeltaCodec(layout.frame, frames_per_record=group)
-        if method == "delta"
-        else create_codec(method, layout.frame)
+def filled(
+    size: int, content: str, n_frames: int, group: int, device: str, offset: int = 5
+) -> tuple[DeviceFrames, np.ndarray, np.ndarray]:
+    """Lanes whose rings are full, their frames in order, and the number of the first. Rings begin somewhere inside."""
+    rng = np.random.default_rng(0)
+    frames = np.empty((N_LANES, n_frames, size), np.uint8)
+    frame = rng.integers(0, 3, size=(N_LANES, size), dtype=np.uint8)
+    for i in range(n_frames):
+        frame = np.stack([CONTENTS[content](own, rng) for own in frame])
+        frames[:, i] = frame
+    first = np.array([offset, 2 * offset])
+    ring = np.empty_like(frames)
+    for lane in range(N_LANES):
+        ring[lane, (first[lane] + np.arange(n_frames)) % n_frames] = frames[lane]
+    tensors = DeviceFrames(
+        heap=th.zeros(0, dtype=th.uint8, device=device),
+        records=th.zeros((N_LANES, 0, 2), dtype=th.int64, device=device),
+        table=th.zeros((0, -(-size // 4)), dtype=th.int32, device=device),
+        ring=th.tensor(ring, device=device),
+        headers=th.zeros((N_LANES, n_frames), dtype=th.int32, device=device),
+        heads=th.tensor(first + n_frames, device=device),
+        known=th.ones(N_LANES, dtype=th.int32, device=device),
+        encoded=th.tensor(first, device=device),
+        group=group,
+        stack=1,
     )
+    return tensors, frames, first
 
 
-def filled(method: str, group: int, size: int, dtype: object, content: str, device: str, steps: int = 11) -> tuple:
+def jobs_for(
+    lengths: np.ndarray, first: np.ndarray, references: np.ndarray, group: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """All records one after the other, the first at an odd place."""
+    which, records = np.nonzero(lengths)
+    sizes = lengths[which, records]
+    starts = 3 + np.cumsum(sizes) - sizes
+    return np.stack([which, first[which] + records * group, starts, sizes | references[which] << LENGTH_BITS]), starts
+
+
+def records_of(heap: th.Tensor, starts: np.ndarray, lengths: np.ndarray) -> list[bytes]:
+    data = heap.cpu().numpy()
+    return [data[start : start + length].tobytes() for start, length in zip(starts, lengths, strict=True)]
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize(("size", "group"), [(1, 1), (7, 3), (1501, 1), (1501, 3)])
+def test_delta_records(size: int, group: int, content: str, device: str) -> None:
+    check_delta(size, content, group, device)
+
+
+@pytest.mark.skipif(not th.cuda.is_available(), reason="Triton's interpreter would take minutes")
+@pytest.mark.parametrize("content", ["changes a little", "changes everywhere"])
+def test_delta_records_of_a_million_and_three_bytes(content: str) -> None:
+    check_delta(1_000_003, content, 1, "cuda")
+
+
+def check_delta(size: int, content: str, group: int, device: str) -> None:
+    tensors, frames, first = filled(size, content, 2 * group, group, device, offset=group)
+    codec = DeltaCodec(FrameSpec(size, np.dtype(np.uint8)), frames_per_record=group)
+    references = np.array([1, 0])
+    bases = np.stack([np.zeros_like(frames[0, 0]), frames[0, 0]])
+    words = codec._as_words(np.repeat(bases[:, None], group, 1))[:, 0]
+    tensors = tensors._replace(table=th.tensor(words.view(np.int32), device=device))
+    tensors.heads[1] -= 1  # its last record is not complete
+    module = kernel_module("delta")
+    lengths = module.measure_delta(tensors, th.tensor(references, device=device), 2).cpu().numpy()
+    assert (lengths[0] > 0).all()
+    assert lengths[1, -1] == 0
+    jobs, starts = jobs_for(lengths, first, references, group)
+    heap = th.full((int(lengths.sum()) + size * group + 3,), 77, dtype=th.uint8, device=device)
+    module.write_delta(tensors._replace(heap=heap), th.tensor(jobs, device=device))
+    found = records_of(heap, starts, lengths[lengths > 0])
+    records = frames.reshape(N_LANES, -1, group * size)
+    for lane in range(N_LANES):
+        n_records = int((lengths[lane] > 0).sum())
+        base = np.repeat(words[references[lane]][None], n_records, 0)
+        data, sizes = encode_numpy(codec._as_words(records[lane, :n_records]), base, size)
+        ends = np.cumsum(sizes)
+        expected = [data[end - length : end].tobytes() for end, length in zip(ends, sizes, strict=True)]
+        assert [found.pop(0) for _ in range(n_records)] == expected
+    assert heap[:3].tolist() == [77] * 3
+    assert heap[int(lengths.sum()) + 3] == 77 or size * group == 1
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize(
+    ("size", "dtype", "runs_type"),
+    [
+        (1, np.uint8, None), (300, np.uint8, None), (300, np.uint8, np.uint8), (300, np.uint8, np.uint32),
+        (20, np.int16, None), (10, np.float32, np.uint8), (6, np.int64, np.uint32),
+    ],
+)  # fmt: skip
+def test_rle_records(size: int, dtype: type, runs_type: type | None, content: str, device: str) -> None:
+    codec = RleCodec(FrameSpec(size, np.dtype(dtype)), runs_type=runs_type)
+    tensors, frames, first = filled(codec.record_bytes, content, 3, 1, device)
+    form = codec.runs_type.itemsize, codec.element_type.itemsize, codec.longest_run
+    module = kernel_module("rle")
+    lengths = module.measure_rle(tensors, 3, *form).cpu().numpy()
+    jobs, starts = jobs_for(lengths, first, np.zeros(N_LANES, np.int64), 1)
+    heap = th.full((int(lengths.sum()) + codec.record_bytes + 3,), 77, dtype=th.uint8, device=device)
+    module.write_rle(tensors._replace(heap=heap), th.tensor(jobs, device=device), *form)
+    data, sizes, _ = codec.encode(frames.reshape(-1, codec.record_bytes), np.zeros(6, np.int64))
+    assert lengths.reshape(-1).tolist() == sizes.tolist()
+    assert b"".join(records_of(heap, starts, sizes)) == data.tobytes()
+
+
+@pytest.mark.parametrize("size", [1, 6, 8, 50])
+@pytest.mark.parametrize("pair", [False, True])
+def test_observations_share_frames_as_on_the_host(size: int, pair: bool, device: str) -> None:
+    rng, stack, n_frames, n_slots = np.random.default_rng(0), 3, 8, 9
+    tensors, *_ = filled(size, "never changes", n_frames, 1, device)
+    ring, heads = np.zeros((N_LANES, n_frames, size), np.uint8), np.array([4, 0])
+    tensors = tensors._replace(stack=stack, heads=th.tensor(heads, device=device), ring=th.zeros_like(tensors.ring))
+    tensors.known.zero_()
+    newest, known = np.zeros((N_LANES, stack * size), np.uint8), np.zeros(N_LANES, np.bool_)
+    columns = [th.zeros((n_slots, N_LANES), dtype=th.int32, device=device) for _ in range(1 + pair)]
+    now = rng.integers(0, 2, size=(N_LANES, stack, size), dtype=np.uint8)
+    for slot in range(n_slots):
+        lanes = np.arange(N_LANES) if slot % 3 else np.array([1])  # also of one lane alone
+        observations = []
+        for _ in columns:
+            for lane in lanes:  # any number of new frames, often none or one
+                new = int(rng.integers(0, stack + 1)) if rng.random() < 0.5 else 1
+                fresh = rng.integers(0, 2, size=(new, size), dtype=np.uint8)
+                now[lane] = np.concatenate([now[lane, new:], fresh])
+            observations.append(now[lanes])
+        parts = [th.tensor(part, device=device) for part in observations]
+        module = kernel_module("append")
+        module.append_observations(tensors, th.tensor(lanes, device=device), parts, columns, [slot] * len(columns))
+        for column, part in zip(columns, observations, strict=True):
+            ends = np.empty((1, len(lanes)), np.int64)
+            append_new_frames(
+                lanes, (part.reshape(len(lanes), -1),), 1, size, size, stack, np.zeros((1, 1), np.uint64),
+                newest, known, ring, heads, heads, ends,
+            )  # fmt: skip
+            assert column[slot, lanes].tolist() == ends[0].tolist()
+        assert tensors.heads.tolist() == heads.tolist()
+    np.testing.assert_array_equal(tensors.ring.cpu().numpy(), ring)
+
+
+def stored(
+    method: str, group: int, size: int, dtype: object, content: str, device: str, steps: int = 8
+) -> tuple[DeviceFrameStore, np.ndarray, np.ndarray]:
     """A store with two lanes, and the frames that it got, as bytes."""
     layout = StackLayout((size,), np.dtype(dtype))
-    store = DeviceFrameStore(make_codec(method, group, layout), 2, layout, th.device(device), HeapBudget(None))
+    codec: Any = DeviceDelta(layout.frame, frames_per_record=group) if method == "delta" else DeviceRle(layout.frame)
+    store = DeviceFrameStore(codec, 2, layout, th.device(device), HeapBudget(None))
     rng = np.random.default_rng(0)
     now = rng.integers(0, 256, size=(2, layout.frame.nbytes), dtype=np.uint8)
     lanes, seen, ends = np.arange(2), [], []
@@ -57,80 +190,46 @@ def filled(method: str, group: int, size: int, dtype: object, content: str, devi
         now = np.stack([CONTENTS[content](frame, rng) for frame in now])
         ends.append(store.append(lanes, now.view(dtype), lambda: np.zeros(2, np.int64)))
         seen.append(now)
-    store.encode_waiting(lambda: np.zeros(2, np.int64))
-    with Outbox(store.device) as outbox:
-        store.flush(outbox)
+    store.settle()
+    store.check()
     return store, np.stack(seen), np.stack(ends).astype(np.uint32)
 
 
-def by_kernel(
-    store: DeviceFrameStore, ends: np.ndarray, slots: np.ndarray, others: np.ndarray, lanes: np.ndarray
-) -> list:
-    """The frames at ``slots`` and, in the same launch, those at ``others``."""
-    places = th.tensor(np.stack([slots, others, lanes]), device=store.device)
-    outs = [th.full((len(slots), store.codec.frame.nbytes), 77, dtype=th.uint8, device=store.device) for _ in range(2)]
-    index = th.tensor(ends.view(np.int32), device=store.device)
-    store.launch(ObservationBatch(places, [index, index], outs))
-    return [out.cpu().numpy() for out in outs]
-
-
-@pytest.mark.parametrize("content", CONTENTS)
-@pytest.mark.parametrize("size", [1, 3, 4, 7, 64, 1001])
-@pytest.mark.parametrize(("method", "group"), METHODS)
-def test_frames_of_every_size(method: str, group: int, size: int, content: str, device: str) -> None:
-    check(*filled(method, group, size, np.uint8, content, device))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("method", "group"), METHODS)
-def test_frames_of_every_dtype(method: str, group: int, dtype: object, device: str) -> None:
-    check(*filled(method, group, 37, dtype, "changes a little", device))
-
-
-@pytest.mark.parametrize("content", ["changes a little", "changes everywhere"])
-@pytest.mark.parametrize("method", ["delta", "rle"])
-def test_a_frame_of_a_million_and_three_bytes(method: str, content: str, device: str) -> None:
-    check(*filled(method, 1, 1_000_003, np.uint8, content, device, steps=3), batch=1)
-
-
-def test_observations_that_were_never_written_are_zero(device: str) -> None:
-    pytest.importorskip("triton")
-    store, _, ends = filled("delta", 1, 9, np.uint8, "changes a little", device)
-    nothing = np.zeros_like(ends)
-    for out in by_kernel(store, nothing, np.arange(3), np.arange(3), np.zeros(3, np.int64)):
-        assert not out.any()
-
-
-@pytest.mark.parametrize("group", [1, 3])
-def test_batches_are_encoded_to_the_bytes_of_the_host(group: int) -> None:
-    store, seen, _ = filled("delta", group, 50, np.uint8, "changes a little", "cpu")
-    codec = DeltaCodec(store.codec.frame, frames_per_record=group)
-    heap, rows = store.arena.data, np.zeros((1, codec.record_bytes), np.uint8)
-    codec._frames = store.codec.reference_frames
-    for lane in range(2):
-        for record in range(int(store.encoded[lane]) // group):
-            place = np.array([store.starts[lane, record]]), np.array([store.lengths[lane, record]], dtype=np.int64)
-            codec.decode(heap, *place, np.array([store.references[lane, record]], dtype=np.int64), rows)
-            numbers = range(record * group, (record + 1) * group)
-            assert rows.tobytes() == b"".join(seen[number, lane].tobytes() for number in numbers)
-
-
-def test_windows_at_the_end(device: str) -> None:
-    heap = th.arange(10, dtype=th.uint8, device=device)
-    assert windows(heap, th.tensor([0, 7], device=device), 3).tolist() == [[0, 1, 2], [7, 8, 9]]
-    assert windows(heap, th.tensor([0], device=device), 20).shape == (1, 20)
-
-
-def check(store: DeviceFrameStore, seen: np.ndarray, ends: np.ndarray, batch: int = 4) -> None:
+def check_frames(store: DeviceFrameStore, seen: np.ndarray, ends: np.ndarray, batch: int = 3) -> None:
+    """In one launch, the frames at some places and those at others."""
     rng = np.random.default_rng(1)
     slots, others = rng.integers(len(seen), size=(2, batch))
     lanes = rng.integers(2, size=batch)
-    expected = [seen[where, lanes] for where in (slots, others)]
-    outs = [np.empty((batch, 1, store.codec.frame.nbytes), np.uint8) for _ in range(2)]
-    firsts = [ends[where, lanes].astype(np.int64) - 1 for where in (slots, others)]
-    store.gather(lanes, firsts, outs)
-    for out, right in zip(outs, expected, strict=True):
-        np.testing.assert_array_equal(out[:, 0], right)
-    pytest.importorskip("triton")
-    for out, right in zip(by_kernel(store, ends, slots, others, lanes), expected, strict=True):
-        np.testing.assert_array_equal(out, right)
+    places = th.tensor(np.stack([slots, others, lanes]), device=store.device)
+    outs = [th.full((batch, store.codec.frame.nbytes), 77, dtype=th.uint8, device=store.device) for _ in range(2)]
+    index = th.tensor(ends.view(np.int32), device=store.device)
+    store.launch(ObservationBatch(places, [index, index], outs))
+    for out, where in zip(outs, (slots, others), strict=True):
+        np.testing.assert_array_equal(out.cpu().numpy(), seen[where, lanes])
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("size", [1, 7, 1001])
+@pytest.mark.parametrize(("method", "group"), [("delta", 1), ("delta", 3), ("rle", 1)])
+def test_frames_of_every_size(method: str, group: int, size: int, content: str, device: str) -> None:
+    check_frames(*stored(method, group, size, np.uint8, content, device))
+
+
+@pytest.mark.parametrize("dtype", [np.int16, np.float32, np.float64])
+@pytest.mark.parametrize(("method", "group"), [("delta", 2), ("rle", 1)])
+def test_frames_of_every_dtype(method: str, group: int, dtype: object, device: str) -> None:
+    check_frames(*stored(method, group, 37, dtype, "changes a little", device))
+
+
+@pytest.mark.skipif(not th.cuda.is_available(), reason="Triton's interpreter would take minutes")
+@pytest.mark.parametrize("content", ["changes a little", "changes everywhere"])
+@pytest.mark.parametrize("method", ["delta", "rle"])
+def test_a_frame_of_a_million_and_three_bytes(method: str, content: str) -> None:
+    check_frames(*stored(method, 1, 1_000_003, np.uint8, content, "cuda", steps=3), batch=1)
+
+
+def test_observations_that_were_never_written_are_zero(device: str) -> None:
+    store, *_ = stored("delta", 1, 9, np.uint8, "changes a little", device)
+    out = np.full((3, 1, 9), 77, np.uint8)
+    store.gather(np.array([0, 1, 0]), np.full((1, 3), -1), [out])
+    assert not out.any()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import runpy
 import sys
 from pathlib import Path
@@ -15,10 +16,12 @@ from gymnasium import spaces
 import sb3_extra_buffers.gpu_buffers as gpu_buffers
 from sb3_extra_buffers.errors import ConfigurationError, UnknownMethodError
 from sb3_extra_buffers.gpu_buffers import COMPRESSION_METHOD_MAP, GpuReplayBuffer, find_gpu_buffer_dtypes
-from sb3_extra_buffers.gpu_buffers.metadata import SlotMetadata
-from sb3_extra_buffers.gpu_buffers.size_estimation import CURVES, MEASURED_RATIOS, estimate_ratio
-from sb3_extra_buffers.gpu_buffers.utils import (
+from sb3_extra_buffers.gpu_buffers.compatibility import (
+    CURVES,
+    MEASURED_RATIOS,
+    SlotMetadata,
     estimate_max_slot_bytes,
+    estimate_ratio,
     estimate_total_heap_bytes,
     numpy_dtype_to_torch,
     torch_dtype_to_numpy,
@@ -39,6 +42,23 @@ def test_names() -> None:
         "find_gpu_buffer_dtypes",
         "has_zstd",
     }
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("base", ["BaseGpuBuffer"]),
+        ("raw_buffer", ["RawBuffer", "SharedRawHeap"]),
+        ("metadata", ["SlotMetadata"]),
+        ("observation_store", ["DenseObservationStore", "PackedObservationStore"]),
+        ("size_estimation", ["CURVES", "MEASURED_RATIOS", "estimate_ratio"]),
+        ("utils", ["numpy_dtype_to_torch", "torch_dtype_to_numpy", "estimate_max_slot_bytes"]),
+        ("utils", ["estimate_total_heap_bytes", "find_gpu_buffer_dtypes"]),
+    ],
+)
+def test_modules_of_earlier_versions(module: str, names: list[str]) -> None:
+    found = importlib.import_module(f"sb3_extra_buffers.gpu_buffers.{module}")
+    assert all(hasattr(found, name) for name in names)
 
 
 class TestArguments:

@@ -5,6 +5,7 @@ Kernels trust records and index. On a GPU a wrong one would be an illegal memory
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import tempfile
 from pathlib import Path
@@ -14,13 +15,12 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sb3_extra_buffers.errors import CorruptDataError, ExtraBuffersError
-from sb3_extra_buffers.gpu_buffers import GpuReplayBuffer, kernels
-from sb3_extra_buffers.gpu_buffers.kernels.batch import ObservationBatch
-from sb3_extra_buffers.gpu_buffers.transfer import Outbox
+from sb3_extra_buffers.gpu_buffers import GpuReplayBuffer
+from sb3_extra_buffers.gpu_buffers.frame_store import DeviceFrameStore
 from sb3_extra_buffers.persistence.container import Container, write
 
 SPACE = spaces.Box(0, 255, (4, 8, 9), np.uint8)
@@ -30,7 +30,13 @@ N_ENVS = 2
 
 @functools.cache
 def saved(method: str, group: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What is in the file of a buffer whose records are compressed, most of them."""
+    """What is in the file of a buffer whose records are compressed, most of them. It was in host memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "0")
+        return _saved(method, group)
+
+
+def _saved(method: str, group: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     options = {"frames_per_record": group} if group > 1 else {}
     buffer = GpuReplayBuffer(
         40 * N_ENVS, SPACE, spaces.Discrete(3), "cpu", N_ENVS,
@@ -44,7 +50,6 @@ def saved(method: str, group: int) -> tuple[dict[str, Any], dict[str, np.ndarray
         following = np.concatenate([stacks[:, 1:], frame], axis=1)
         buffer.add(stacks, following, np.zeros((N_ENVS, 1)), np.zeros(N_ENVS), np.zeros(N_ENVS), [{}] * N_ENVS)
         stacks = following
-    buffer.sample(4)  # encodes what waits
     frames: Any = buffer._stores[""].frames
     assert (frames.lengths != frames.codec.record_bytes).mean() > 0.8, "there is something to decode"
     with tempfile.TemporaryDirectory() as folder:
@@ -66,12 +71,10 @@ def array_named(method: str, group: int, ending: str) -> tuple[str, np.ndarray]:
     return name, arrays[name].copy()
 
 
-def check_all_ways(buffer: Any) -> None:
-    """Every observation of which all frames are in records, by the codec's own decoder, by torch and by kernels."""
+def check_all(buffer: Any) -> None:
+    """Observations of which all frames are in records, by the codec's own decoder and as the buffer reads them."""
     frames = buffer._stores[""].frames
     codec, group, stack = frames.codec, frames.codec.frames_per_record, 4
-    with Outbox(frames.device) as outbox:
-        frames.flush(outbox)
     capacity, data = frames.starts.shape[1], frames.arena.data
     firsts, lanes, expected = [], [], []
     for lane in range(N_ENVS):
@@ -85,33 +88,23 @@ def check_all_ways(buffer: Any) -> None:
         )
         codec.decode(data, *parts, rows)
         decoded = rows.reshape(-1, codec.frame.nbytes)
-        for first in range(0, len(decoded) - stack + 1, 5):
+        for first in range(0, len(decoded) - stack + 1, 20 if is_interpreted(frames) else 5):
             firsts.append(records[0] * group + first)
             lanes.append(lane)
             expected.append(decoded[first : first + stack])
-    if not firsts:
-        return
-    n, lane_numbers, first_numbers = len(firsts), np.array(lanes), np.array(firsts)
-    out = np.empty((n, stack, codec.frame.nbytes), np.uint8)
-    frames.gather(lane_numbers, first_numbers[None], [out])
-    np.testing.assert_array_equal(out, expected)
-    for_gpu_only = frames.device.type == "cpu" and th.cuda.is_available()  # the interpreter runs where there is none
-    if codec.name.startswith("zstd") or not kernels.has_triton() or for_gpu_only:
-        return
-    some = slice(0, n, 1 if frames.device.type == "cuda" else max(n // 3, 1))
-    count = len(firsts[some])
-    ends = np.repeat((first_numbers[some] + stack).astype(np.int32)[:, None], N_ENVS, axis=1)
-    places = np.stack([np.arange(count), np.arange(count), lane_numbers[some]])
-    outs = [th.zeros((count, stack * codec.frame.nbytes), dtype=th.uint8, device=frames.device) for _ in range(2)]
-    index = th.tensor(ends, device=frames.device)
-    frames.launch(ObservationBatch(th.tensor(places, device=frames.device), [index, index], outs))
-    for found in outs:
-        np.testing.assert_array_equal(found.cpu().numpy().reshape(count, stack, -1), np.array(expected)[some])
+    if firsts:
+        out = np.empty((len(firsts), stack, codec.frame.nbytes), np.uint8)
+        frames.gather(np.array(lanes), np.array(firsts)[None], [out])
+        np.testing.assert_array_equal(out, expected)
+
+
+def is_interpreted(frames: Any) -> bool:
+    return isinstance(frames, DeviceFrameStore) and frames.device.type == "cpu"
 
 
 @pytest.mark.parametrize(("method", "group"), METHODS)
-def test_what_was_saved_is_read_back(method: str, group: int, device: str) -> None:
-    check_all_ways(load(method, group, {}, device))
+def test_what_was_saved_is_read_back(method: str, group: int, either_way: str, device: str) -> None:
+    check_all(load(method, group, {}, device))
 
 
 BAD = {
@@ -123,22 +116,25 @@ BAD = {
 
 @pytest.mark.parametrize(("method", "group", "bad"), [(*way, bad) for way in METHODS for bad in BAD[way[0]]])
 def test_records_that_could_not_have_been_written_are_refused(
-    method: str, group: int, bad: list[int], device: str
+    method: str, group: int, bad: list[int], kernels: None, device: str
 ) -> None:
+    if method == "zstd":
+        pytest.skip("in host memory, where records are checked when they are decoded")
     name, heap = array_named(method, group, "arena/bytes")
     starts, lengths = (array_named(method, group, f"frames/{part}")[1] for part in ("starts", "lengths"))
     encoded, first = (array_named(method, group, f"frames/{part}")[1] for part in ("encoded", "first_records"))
     live = np.arange(first[0], encoded[0] // group) % starts.shape[1]
-    record = next(place for place in live if len(bad) <= lengths[0, place] < group * 72)
-    start = int(starts[0, record])
+    possible = [place for place in live if len(bad) <= lengths[0, place] < group * 72]
+    start = next(at for at in starts[0, possible].tolist() if heap[at : at + len(bad)].tolist() != bad)
     heap[start : start + len(bad)] = bad
     with pytest.raises(CorruptDataError):
         load(method, group, {name: heap}, device)
 
 
 @pytest.mark.parametrize(("method", "group"), METHODS)
+@pytest.mark.usefixtures("kernels")
 @given(data=st.data())
-@settings(max_examples=25)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_any_bytes_of_any_part(method: str, group: int, data: st.DataObject) -> None:
     device = "cuda" if th.cuda.is_available() else "cpu"
     parts = ["arena/bytes", "starts", "lengths", "references", "encoded", "heads", "first_records", "ends/0"]
@@ -156,6 +152,9 @@ def test_any_bytes_of_any_part(method: str, group: int, data: st.DataObject) -> 
         buffer = load(method, group, changed, device)
     except (ExtraBuffersError, ValueError, IndexError, OverflowError):
         return
-    buffer.sample(20)
-    check_all_ways(buffer)
-    buffer.sample(20)
+    if method == "zstd":  # in host memory, where records are checked when they are decoded
+        with contextlib.suppress(ExtraBuffersError):
+            buffer.sample(20)
+        return
+    buffer.sample(2)
+    check_all(buffer)

@@ -81,7 +81,7 @@ class Plan:
     shrunk: bool
     """Whether constants are small, so that rare events become frequent."""
     path: str
-    """``host``, or for buffers on a device: ``torch``, ``tensors``, ``kernels`` or ``cuda``."""
+    """``host``, or for buffers on a device: ``arrays`` or ``tensors`` in host memory, ``kernels`` or ``cuda``."""
     device: str
     writes_by_index: bool
 
@@ -108,15 +108,15 @@ def draw_plan(name: Name, path: str | None = None) -> Plan:
     n_envs = int(rng.integers(1, 5))
     slots = int(rng.choice([5, 17, 33, 64, 120]) if name.is_rollout else rng.choice([9, 40, 75, 130, 260]))
     on_disk = not (name.is_rollout or name.on_device) and rng.random() < 0.25
-    drawn = str(rng.choice(["torch", "torch", "tensors"]))
+    drawn = str(rng.choice(["arrays", "arrays", "tensors"]))
     if name.on_device:
-        slots = min(slots, 40)  # plain torch operations take their time
+        slots = min(slots, 40)
     if not name.on_device:
         path = "host"
     elif path is None:
         path = "cuda" if th.cuda.is_available() and rng.random() < 0.7 else drawn
     if path == "kernels":
-        n_envs, slots = 1, 9  # and Triton's interpreter even more
+        n_envs, slots = 1, 9  # Triton's interpreter takes its time
     return Plan(
         name,
         n_envs,

@@ -36,6 +36,8 @@ def visits_of(buffer: str) -> set[str]:
     }  # fmt: skip
     if AUTO in methods_of(buffer) and not buffer.startswith("Gpu"):
         kinds |= {visits.DICTIONARIES, visits.CODEC_CHANGES}
+    if buffer.startswith("Gpu"):
+        kinds -= {visits.REBUILDS}  # which are rare: no codec is changed
     if "Rollout" in buffer:
         kinds |= {visits.PHANTOMS} if not buffer.startswith("Gpu") else set()
     else:

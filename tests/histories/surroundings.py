@@ -22,10 +22,8 @@ SMALL: dict[str, dict[str, Any]] = {
         "_BASELINE_RECORDS": 24,
         "_WORTH_RENEWING": 0.25,
     },
-    "gpu_buffers.delta_codec": {"_LOOK_AFTER": 2},
-    "gpu_buffers.device_arena": {"_SMALLEST_STEP": 1 << 8, "_STAGED_BYTES": 1 << 12, "_MOVED_AT_ONCE": 1 << 9},
-    "gpu_buffers.device_frame_store": {"_WAITING_STEPS": 3},
-    "gpu_buffers.device_writer": {"_RING_STEPS": 4},
+    "gpu_buffers.arena": {"_SMALLEST_STEP": 1 << 8, "_MOVED_AT_ONCE": 1 << 9},
+    "gpu_buffers.frame_store": {"_RING_FRAMES": 24},
     "gpu_buffers.observation_store": {"REVIEW_STEPS": 40},
     "persistence.folder": {"_WORTH_A_FLUSH": 1 << 13},
     "storage.arena": {"_SMALLEST_STEP": 1 << 8},
@@ -72,21 +70,6 @@ def _seeded_clock(rng: np.random.Generator) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _device_path(path: str) -> Iterator[None]:
-    """``tensors``: observations that are on the device are encoded there; ``kernels``: by Triton, or its interpreter.
-
-    On a CPU, neither would be taken.
-    """
-    if path not in ("tensors", "kernels"):
-        yield
-        return
-    from sb3_extra_buffers.gpu_buffers import device_writer, kernels, replay_buffer
-
-    def uses_triton(device: Any) -> bool:
-        return path == "kernels"
-
-    with (
-        patch.object(device_writer, "encodes_on", lambda device, codec: codec.name != "zstd"),
-        patch.object(kernels, "uses_triton", uses_triton),
-        patch.object(replay_buffer, "uses_triton", uses_triton),
-    ):
+    """``kernels``: everything happens on the device, in Triton's interpreter. On a CPU, users have host memory."""
+    with patch.dict("os.environ", {"TRITON_INTERPRET": "1" if path == "kernels" else "0"}):
         yield

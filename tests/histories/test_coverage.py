@@ -57,7 +57,7 @@ def test_options_are_drawn_in_all_their_variants() -> None:
         "compression_method", "compression_kwargs", "frame_stack", "normalize_images", "output_dtype", "prefetch",
         "optimize_memory_usage", "handle_timeout_termination", "n_steps", "copy_info_dict", "verify",
     }  # fmt: skip
-    assert {plan.path for plan in plans} >= {"host", "torch", "tensors"}
+    assert {plan.path for plan in plans} >= {"host", "arrays", "tensors"}
     for attribute in ("on_disk", "shrunk", "writes_by_index"):
         assert {getattr(plan, attribute) for plan in plans} == {True, False}
     assert {plan.name.world for plan in plans} >= set(itertools.chain.from_iterable(map(worlds_of, BUFFERS)))

@@ -12,10 +12,9 @@ import numpy as np
 
 from sb3_extra_buffers.codecs.delta import DeltaCodec
 from sb3_extra_buffers.codecs.zstd_dict import ZstdDictCodec
-from sb3_extra_buffers.gpu_buffers.delta_codec import BatchDeltaCodec
-from sb3_extra_buffers.gpu_buffers.device_arena import DeviceArena
-from sb3_extra_buffers.gpu_buffers.device_frame_store import DeviceFrameStore
-from sb3_extra_buffers.gpu_buffers.observation_store import PackedObservationStore
+from sb3_extra_buffers.gpu_buffers.arena import CappedArena
+from sb3_extra_buffers.gpu_buffers.device_codecs import DeviceDelta
+from sb3_extra_buffers.gpu_buffers.frame_store import DeviceFrameStore
 from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.extent_arena import ExtentArena
 from sb3_extra_buffers.storage.frame_store import FrameStore
@@ -50,7 +49,7 @@ def counted(visits: Visits) -> Iterator[None]:
 
         return after
 
-    def new_reference(codec: BatchDeltaCodec, lane: int) -> Look:
+    def new_reference(codec: DeviceDelta, lane: int) -> Look:
         visits[REFERENCES] += bool(codec._current[lane])
         return _ignore
 
@@ -103,20 +102,19 @@ def counted(visits: Visits) -> Iterator[None]:
 
     looks: list[tuple[type[Any], str, Look]] = [
         (DeltaCodec, "_choose_references", references),
-        (BatchDeltaCodec, "_new_reference", new_reference),
+        (DeviceDelta, "_new_reference", new_reference),
         (ZstdDictCodec, "_renew", dictionary),
         (FrameStore, "_encode_waiting", index),
-        (DeviceFrameStore, "_enter", index),
+        (DeviceFrameStore, "_write_records", index),
         (FrameStore, "_grow_index", counts(INDEX_GROWTH)),
         (Arena, "allocate", allocation),
         (ExtentArena, "allocate", allocation_in_extents),
         (Arena, "grow", arena_growth),
         (ExtentArena, "grow", arena_growth),
-        (DeviceArena, "grow", arena_growth),
+        (CappedArena, "grow", arena_growth),
         (ObservationIndex, "rebuild", counts(REBUILDS)),
         (ObservationIndex, "change_codec", counts(CODEC_CHANGES)),
         (ObservationIndex, "renumber", counts(RENUMBERINGS)),
-        (PackedObservationStore, "renumber", counts(RENUMBERINGS)),
         (FrameStore, "clear", clear),
     ]
     with contextlib.ExitStack() as stack:

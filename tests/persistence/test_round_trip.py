@@ -18,7 +18,6 @@ from sb3_extra_buffers import parallel
 from sb3_extra_buffers.compressed import CompressedReplayBuffer, CompressedRolloutBuffer
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError, SaveError
-from sb3_extra_buffers.gpu_buffers import device_writer
 from sb3_extra_buffers.persistence.container import Container, write
 from tests.methods import METHODS
 from tests.persistence.buffers import ALL_CLASSES, IMAGES, N_ENVS, RGB, SLOTS, add, draw, goal_env, make, steps_for
@@ -152,19 +151,6 @@ def test_a_rollout_that_batches_have_been_taken_from(name: str, tmp_path: Path) 
     twin = saved_and_loaded(buffer, tmp_path / "buffer")
     assert twin.generator_ready
     check_twins(buffer, twin, more)
-
-
-@pytest.mark.parametrize("method", ["rle", "delta"])
-def test_observations_that_only_the_device_knows_of(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device_writer, "encodes_on", lambda device, codec: True)
-    buffer = make("GpuReplayBuffer", compression_method=method, frame_stack=4)
-    transitions = steps_for(buffer, 2 * SLOTS)
-    for obs, next_obs, *rest in transitions:
-        buffer.add(th.tensor(obs), th.tensor(next_obs), *rest)
-    assert buffer._stores[""].frames.is_ahead
-    check_twins(buffer, saved_and_loaded(buffer, tmp_path / "buffer"), transitions[:20])
 
 
 @pytest.mark.parametrize("name", ["CompressedReplayBuffer", "CompressedRolloutBuffer"])

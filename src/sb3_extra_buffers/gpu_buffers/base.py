@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
-import numpy as np
 import numpy.typing as npt
 import torch as th
 from gymnasium import spaces
@@ -18,17 +17,14 @@ from sb3_extra_buffers.codecs.availability import has_numba
 from sb3_extra_buffers.codecs.registry import parse_method
 from sb3_extra_buffers.compressed.arguments import CommonOptions
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
-from sb3_extra_buffers.compressed.rows import part_of as part_of
+from sb3_extra_buffers.compressed.rows import part_of
 from sb3_extra_buffers.errors import ConfigurationError, OptionError, UnknownMethodError
-from sb3_extra_buffers.gpu_buffers.dense_store import DenseObservationStore
-from sb3_extra_buffers.gpu_buffers.device_arena import HeapBudget
-from sb3_extra_buffers.gpu_buffers.device_store import DeviceStore
-from sb3_extra_buffers.gpu_buffers.observation_store import PackedObservationStore
-from sb3_extra_buffers.gpu_buffers.places import HostBlocks
-from sb3_extra_buffers.gpu_buffers.transfer import CPU, keep_for
-from sb3_extra_buffers.gpu_buffers.utils import as_numpy_dtypes
+from sb3_extra_buffers.gpu_buffers.arena import HeapBudget
+from sb3_extra_buffers.gpu_buffers.compatibility import as_numpy_dtypes
+from sb3_extra_buffers.gpu_buffers.device_store import DeviceStore, Step
+from sb3_extra_buffers.gpu_buffers.observation_store import DenseObservationStore, PackedObservationStore
+from sb3_extra_buffers.gpu_buffers.transfer import CPU
 from sb3_extra_buffers.storage.config import CodecRecipe, StorageConfig
-from sb3_extra_buffers.storage.usage import MemoryUsage
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -65,14 +61,15 @@ class BaseGpuBuffer(BaseCompressedBuffer):
     Arguments as of :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`, with these differences:
 
     :param compression_method: ``"none"``, ``"rle"``, ``"zstd"`` (with a level: ``"zstd-5"``) or ``"delta"``. The
-        default, ``"auto"``, means ``delta`` for images and ``none`` for everything else.
+        default, ``"auto"``, means ``delta`` for images and ``none`` for everything else. ``zstd`` is kept in host
+        memory, and so are ``rle`` and ``delta`` on devices without Triton.
     :param buffer_device: Where observations are kept; by default on ``device``, where batches go.
-    :param heap_bytes: The most that compressed observations may take on the device. Past it, ``add`` raises a
-        ``ValueError``, and what was stored before stays readable. By default, memory is taken as needed.
+    :param heap_bytes: The most that compressed observations may take. Past it, ``add`` raises a ``ValueError``, and
+        what was stored before stays readable. By default, memory is taken as needed.
     :param max_slot_bytes: Deprecated: ``heap_bytes``, given per observation.
     """
 
-    _settled_for: th.device | None = None
+    _checked_device: th.device | None = None
     """What ``device`` was when the buffer last made sure to be in the right place."""
     _outputs_stay = True
     """Whether batches are wanted where they are made."""
@@ -116,7 +113,6 @@ class BaseGpuBuffer(BaseCompressedBuffer):
         self._max_slot_bytes = max_slot_bytes
         if max_slot_bytes is not None:
             warnings.warn("max_slot_bytes is deprecated: pass heap_bytes.", DeprecationWarning, stacklevel=2)
-        self._host_blocks = HostBlocks()
         super().__init__(
             buffer_size,
             observation_space,
@@ -146,33 +142,9 @@ class BaseGpuBuffer(BaseCompressedBuffer):
         """Move everything to ``device``, where batches go from now on as well."""
         self.device = get_device(device)
         self._requested_device = None
-        self._settled_for = None
-        self._settle()
+        self._checked_device = None
+        self._move_to_requested_device()
         return self
-
-    def memory_usage(self) -> MemoryUsage:
-        stores = self._device_stores.values()
-        filled = self.size() / self.buffer_size
-        fields = round(filled * self._field_bytes)
-        raw = sum(math.prod(store.shape) * store.dtype.itemsize for store in stores) * self._n_columns
-        transitions = self.size() * self.n_envs
-        packed = [store for store in stores if isinstance(store, PackedObservationStore)]
-        dense = sum(store.device_bytes for store in stores if not isinstance(store, PackedObservationStore))
-        return MemoryUsage(
-            method=", ".join(f"{key}: {store.label}" if key else store.label for key, store in self._stores.items()),
-            transitions=transitions,
-            payload=sum(store.frames.arena.live_bytes for store in packed) + round(filled * dense),
-            references=sum(store.frames.reference_bytes for store in packed),
-            index=sum(
-                store.frames.index_bytes + round(filled * sum(ends.nbytes for ends in store.ends)) for store in packed
-            ),
-            fields=fields,
-            raw_equivalent=fields + transitions * raw,
-        )
-
-    @property
-    def _field_bytes(self) -> int:
-        return sum(array.nbytes for array in vars(self).values() if isinstance(array, np.ndarray))
 
     def _arguments(self) -> dict[str, Any]:
         return {
@@ -188,7 +160,7 @@ class BaseGpuBuffer(BaseCompressedBuffer):
 
     def _create_stores(self) -> None:
         self._location = self.buffer_device
-        self._settle()
+        self._move_to_requested_device()
         heap_bytes = self._heap_bytes
         if heap_bytes is None and self._max_slot_bytes is not None:
             n_keys = len(self.observation_space) if isinstance(self.observation_space, spaces.Dict) else 1
@@ -198,22 +170,23 @@ class BaseGpuBuffer(BaseCompressedBuffer):
 
     def _make_store(self, key: str, is_image: bool, **arguments: Any) -> DeviceStore:
         config = _config_for(self._config, is_image)
-        is_dense = config.recipe is not None and config.recipe.method.name == "none"
-        kind = DenseObservationStore if is_dense else PackedObservationStore
+        has_elements = math.prod(arguments["shape"]) > 0
+        is_packed = has_elements and (config.recipe is None or config.recipe.method.name != "none")
+        kind = PackedObservationStore if is_packed else DenseObservationStore
         return kind(config=config, device=self._location, budget=self._budget, **arguments)
 
-    def _settle(self) -> None:
-        """Be where the buffer should be: SB3 assigns ``device`` after loading."""
-        if self._settled_for is self.device:
+    def _move_to_requested_device(self) -> None:
+        """SB3 assigns ``device`` after loading, and expects the buffer to follow."""
+        if self._checked_device is self.device:
             return
-        if self.buffer_device != self._location:
-            location = self.buffer_device
+        location = self.buffer_device
+        if location != self._location:
             for store in self._device_stores.values():
                 store.to(location)
             self._move_fields(location)
             self._location, self._stream, self._last_stream = location, None, None
         self._outputs_stay = self._location == _with_index(th.device(self.device))
-        self._settled_for = self.device
+        self._checked_device = self.device
 
     def _move_fields(self, location: th.device) -> None:
         """What there is beside observations, to another device."""
@@ -232,15 +205,21 @@ class BaseGpuBuffer(BaseCompressedBuffer):
             current.wait_stream(self._last_stream)
         self._stream, self._last_stream = raw, current
         # What is freed now must not be handed to others while this stream may still be reading it.
-        keep_for(current, *self._device_tensors())
+        for tensor in self._device_tensors():
+            tensor.record_stream(current)
 
-    def _keep(self, step: Sequence[tuple[DeviceStore, Sequence[Any]]]) -> None:
-        """Observations that are tensors are read in the background. Their memory must not go to others before."""
-        if self._last_stream is not None:
-            for _, parts in step:
+    def _checked_steps(self, *observations: Any) -> list[tuple[DeviceStore, Step]]:
+        """The observations of a step for each store, ready to be written, or an error."""
+        steps = []
+        for key, store in self._device_stores.items():
+            parts = [part_of(part, key) for part in observations]
+            if self._last_stream is not None:
+                # Tensors are read in the background. Their memory must not be handed to others before.
                 for part in parts:
-                    if isinstance(part, th.Tensor):
+                    if isinstance(part, th.Tensor) and part.device == self._location:
                         part.record_stream(self._last_stream)
+            steps.append((store, store.checked_step(parts)))
+        return steps
 
     def check_device(self) -> None:
         """Raise :class:`~sb3_extra_buffers.errors.CorruptDataError` if the device does not hold what it should.
@@ -255,22 +234,23 @@ class BaseGpuBuffer(BaseCompressedBuffer):
         return [tensor for store in self._device_stores.values() for tensor in store.device_tensors()]
 
     _rebuilt: ClassVar[tuple[str, ...]] = (
-        "_host_blocks",
         "_stream",
         "_last_stream",
         "_location",
-        "_settled_for",
+        "_checked_device",
         "_outputs_stay",
         "_budget",
         "_fields",
-        "_field_constants",
     )
 
     def _arguments_to_unpickle(self, arguments: dict[str, Any]) -> dict[str, Any]:
         return {**arguments, "buffer_device": None}  # the attribute _requested_device knows it
 
-    def _output(self, tensor: th.Tensor) -> th.Tensor:
-        return tensor if self._outputs_stay else tensor.to(self.device)
+    def _sent(self, tensors: Any) -> Any:
+        """A tensor or a dict of tensors, where batches are wanted."""
+        if isinstance(tensors, dict):
+            return {key: tensor.to(self.device) for key, tensor in tensors.items()}
+        return tensors.to(self.device)
 
 
 def _config_for(config: StorageConfig, is_image: bool) -> StorageConfig:

@@ -4,47 +4,75 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 import torch as th
 
-from sb3_extra_buffers.gpu_buffers.device_arena import HeapBudget
-from sb3_extra_buffers.gpu_buffers.kernels.batch import FieldBatch
-from sb3_extra_buffers.gpu_buffers.places import Places
-from sb3_extra_buffers.gpu_buffers.transfer import Outbox, torch_dtype
+from sb3_extra_buffers.codecs.base import Indices
+from sb3_extra_buffers.gpu_buffers.arena import HeapBudget
+from sb3_extra_buffers.gpu_buffers.kernels import FieldBatch
+from sb3_extra_buffers.gpu_buffers.transfer import CPU, pinned, to_device, torch_dtype
+from sb3_extra_buffers.storage.digests import Digests, digests_of
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 
-Observations = npt.NDArray[Any] | th.Tensor
+
+class Step(NamedTuple):
+    """Observations of all environments, ready to be written."""
+
+    parts: list[Any]
+    """One for each column: arrays on the host, or tensors on the device as the store wants them."""
+    digests: list[Digests] | None
+
+
+class Places:
+    """Slots and environments of a batch.
+
+    :param slots: For each column to be read, the slots.
+    """
+
+    def __init__(self, slots: list[Indices], envs: Indices, device: th.device) -> None:
+        self.slots = slots
+        self.envs = envs
+        numbers = pinned((len(slots) + 1, len(envs)), th.int64, device)
+        array = numbers.numpy()
+        for row, values in enumerate((*slots, envs)):
+            array[row] = values
+        self.tensor = to_device(numbers, device)
+        """The same on the device, ``int64``: the slots for each column, and the environments."""
+
+    def __len__(self) -> int:
+        return len(self.envs)
 
 
 class DeviceStore(ObservationStore, ABC):
-    """A store of observations. Observations leave them as tensors on ``device``."""
+    """A store whose observations leave it as tensors on ``device``."""
 
     def __init__(self, *, device: th.device, budget: HeapBudget, **kwargs: Any) -> None:
         self.device = device
         self.budget = budget
-        self.gathers_fields = False
-        """Whether a Triton kernel gathers observations, which can bring the fields along."""
         super().__init__(**kwargs)
 
     @property
-    def _plain_output(self) -> bool:
-        """Whether values leave as they are stored."""
-        return self.stored_dtype == self.output_dtype and self.divisor == 1.0
-
-    @property
     @abstractmethod
-    def takes_tensors(self) -> bool:
-        """Whether observations that are tensors on :attr:`device` are stored without passing through the host."""
+    def gathers_fields(self) -> bool:
+        """Whether a kernel gathers observations, which can bring the fields along."""
 
     @abstractmethod
     def to(self, device: th.device) -> None:
         """Move everything to another device."""
 
     @abstractmethod
-    def make_room(self, step: Sequence[Observations]) -> None:
-        """For the observations of a step. All that can fail happens here, before anything is stored."""
+    def checked_step(self, step: Sequence[Any]) -> Step:
+        """The observations of a step, which may be tensors, or an error."""
+
+    @abstractmethod
+    def make_room(self, step: Step, slot: int) -> None:
+        """For a step in ``slot``. All that can fail happens here, before anything is stored."""
+
+    @abstractmethod
+    def write_step(self, places: list[tuple[int, int]], step: Step) -> None:
+        """Store a step, for which there is room, in columns and slots. Doing it twice does no harm."""
 
     @abstractmethod
     def read_tensors(self, columns: list[int], places: Places, fields: FieldBatch | None = None) -> list[th.Tensor]:
@@ -52,20 +80,6 @@ class DeviceStore(ObservationStore, ABC):
 
         :param fields: Fields to be gathered in the same launch, where :attr:`gathers_fields` says that this can be.
         """
-
-    @property
-    @abstractmethod
-    def has_changed(self) -> bool:
-        """Whether there is something to :meth:`flush`."""
-
-    @abstractmethod
-    def flush(self, outbox: Outbox) -> None:
-        """Bring the device up to date, without waiting for it."""
-
-    @property
-    @abstractmethod
-    def device_bytes(self) -> int:
-        """Memory on the device, whether used or not."""
 
     @abstractmethod
     def device_tensors(self) -> list[th.Tensor]:
@@ -75,37 +89,43 @@ class DeviceStore(ObservationStore, ABC):
     def check_device(self) -> None:
         """The part of ``check()`` that concerns what is on the device."""
 
-    def checked_step(self, step: Sequence[Any]) -> list[Observations]:
-        """The observations of a step, ready to be written: all on the host, or all on the device."""
-        # Checksums are made on the host.
-        if self.takes_tensors and self.digests is None and all(map(self._can_stay, step)):
-            return list(step)
-        return [self.checked(part.cpu() if isinstance(part, th.Tensor) else part) for part in step]
+    @property
+    def device_bytes(self) -> int:
+        """Memory on the device, whether used or not."""
+        return sum(tensor.nbytes for tensor in self.device_tensors())
 
-    def write_step(self, places: list[tuple[int, int]], step: Sequence[Observations]) -> None:
-        """Store observations, for which there is room, in columns and slots."""
-        for (column, slot), observations in zip(places, step, strict=True):
-            self.write(column, slot, observations)  # type: ignore[arg-type]  # those who take tensors say so
+    def read(self, wanted: list[tuple[int, Indices]], envs: Indices, device: th.device = CPU) -> list[npt.NDArray[Any]]:
+        places = Places([slots for _, slots in wanted], envs, self.device)
+        with self.lock.held:
+            return [found.cpu().numpy() for found in self.read_tensors([column for column, _ in wanted], places)]
 
     def _can_stay(self, observations: Any) -> bool:
-        """Whether observations can be stored as they are, where they are."""
+        """Whether observations can be stored without passing through the host."""
         return (
             isinstance(observations, th.Tensor)
             and observations.device == self.device
-            and observations.shape == (self.n_envs, *self.shape)
+            and self.digests is None  # checksums are made on the host
+            and observations.shape == self._step_shape
             and self.stored_dtype == self.dtype
             and observations.dtype == torch_dtype(self.dtype)
         )
 
-    def _verified(self, columns: list[int], places: Places, stored: list[th.Tensor]) -> list[th.Tensor]:
-        """Stored values that were read, compared with their digests where there are any."""
+    def _checked_arrays(self, step: Sequence[Any]) -> tuple[list[npt.NDArray[Any]], list[Digests] | None]:
+        arrays = [self.checked(part.cpu() if isinstance(part, th.Tensor) else part) for part in step]
+        return arrays, None if self.digests is None else [digests_of(array) for array in arrays]
+
+    def _place_digests(
+        self, places: list[tuple[int, int]], digests: list[Digests] | None, lanes: Indices | None = None
+    ) -> None:
+        if self.digests is not None and digests is not None:
+            for (column, slot), values in zip(places, digests, strict=True):
+                self.digests.columns[column][slot, slice(None) if lanes is None else lanes] = values
+
+    def _outputs_of(self, columns: list[int], places: Places, stored: list[th.Tensor]) -> list[th.Tensor]:
+        """Stored values as a user wants them, compared with their checksums where there are any."""
         if self.digests is not None:
             for column, slots, values in zip(columns, places.slots, stored, strict=True):
                 self.digests.compare(column, slots, places.envs, values.cpu().numpy())
-        return stored
-
-    def _as_output(self, stored: th.Tensor) -> th.Tensor:
-        """Stored values as a user wants them."""
         if self.stored_dtype != self.output_dtype:
-            stored = stored.to(torch_dtype(self.dtype)).to(torch_dtype(self.output_dtype))
-        return stored if self.divisor == 1.0 else stored / self.divisor
+            stored = [values.to(torch_dtype(self.dtype)).to(torch_dtype(self.output_dtype)) for values in stored]
+        return stored if self.divisor == 1.0 else [values / self.divisor for values in stored]

@@ -1,6 +1,6 @@
 """Actions, rewards and the like: NumPy arrays for SB3, and a copy of them on the device for sampling.
 
-All fields of a slot lie side by side, so that what changed since the last sample crosses the bus in one piece.
+All fields of a slot lie side by side, so that a step crosses the bus in one piece.
 
 The host's arrays are the truth. There are more ways to write to an array than anyone can watch (``np.copyto``,
 ``.flat``, a view), so nobody tries to: a field is *lent* to whoever asks for it, and as long as an array that was lent,
@@ -18,24 +18,47 @@ import numpy.typing as npt
 import torch as th
 
 from sb3_extra_buffers.codecs.base import Indices
-from sb3_extra_buffers.gpu_buffers.changes import Changes
-from sb3_extra_buffers.gpu_buffers.transfer import Outbox, torch_dtype
+from sb3_extra_buffers.errors import CorruptDataError
+from sb3_extra_buffers.gpu_buffers.kernels import FieldBatch, uses_triton
+from sb3_extra_buffers.gpu_buffers.transfer import copy_into, torch_dtype, upload
 
+FIELDS = ("actions", "rewards", "dones", "timeouts")
 Shapes = dict[str, tuple[npt.DTypeLike, tuple[int, ...]]]
 
 
 class Fields:
-    """Fields of ``n_slots`` slots, on the host and on ``device``."""
+    """Fields of ``n_slots`` slots, on the host and, where kernels can gather them, on ``device``."""
+
+    copy: th.Tensor | None
+    """The fields on the device, ``int32``, (slots, words in a row)."""
 
     def __init__(self, n_slots: int, shapes: Shapes, device: th.device) -> None:
         self.dtype = np.dtype([(name, *shape) for name, shape in shapes.items()], align=True)
-        self.changes = Changes(n_slots)
         self.rows = np.zeros(n_slots, dtype=self.dtype)
+        self._bytes = self.rows.view(np.uint8).reshape(n_slots, -1)
+        row = np.zeros(1, dtype=self.dtype)
+        self._prepared_bytes = row.view(np.uint8)
+        self.prepared = {name: row[name][0] for name in self.dtype.names or ()}
+        """The fields of a slot that is about to be written."""
         self.foreign: dict[str, npt.NDArray[Any]] = {}
-        """Arrays that somebody has put in the place of a field."""
+        """Arrays that a user has put in the place of a field."""
         self._lent: dict[int, weakref.ref[npt.NDArray[Any]]] = {}
-        self._prepare()
         self.to(device)
+
+    def to(self, device: th.device) -> None:
+        self._device = device
+        action, (n_actions,) = self._type_of("actions")[0], self._type_of("actions")[1][1:]
+        words = n_actions * action.itemsize // 4
+        offsets = [self.dtype.fields[name][1] // 4 for name in FIELDS]  # type: ignore[index]  # it has fields
+        self._constants = (self.dtype.itemsize // 4, words, 1 << (words - 1).bit_length(), *offsets)
+        self.copy = None
+        if uses_triton(device) and action.itemsize % 4 == 0:
+            self.copy = th.zeros((len(self.rows), self.dtype.itemsize // 4), dtype=th.int32, device=device)
+        self._is_stale = True
+
+    def _type_of(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        field: np.dtype[Any] = self.dtype.fields[name][0]  # type: ignore[index]  # it has fields
+        return field.subdtype or (field, ())
 
     @property
     def are_shared(self) -> bool:
@@ -49,76 +72,44 @@ class Fields:
         # Views of an array refer to it, and not to what it is itself a view of, only where that is no array.
         array = np.asarray(memoryview(self.rows[name]))  # type: ignore[arg-type]  # arrays are buffers
         key = id(array)
-        self._lent[key] = weakref.ref(array, lambda _: self._returned(key))
+        self._is_stale = True
+        self._lent[key] = weakref.ref(array, lambda _: self._lent.pop(key))
         return array
 
-    def replace(self, name: str, array: npt.NDArray[Any]) -> None:
-        """Take another array for a field, which stays that of its owner."""
-        self.foreign[name] = array
-
-    def _returned(self, key: int) -> None:
-        self.changes.note_all()
-        del self._lent[key]
-
     def write(self, slot: int) -> None:
-        """Put what was entered into :attr:`prepared` into a slot, at one stroke."""
-        self.changes.note(slot)
+        """Put what was entered into :attr:`prepared` into a slot."""
         self._bytes[slot] = self._prepared_bytes
         for name, array in self.foreign.items():
             array[slot] = self.prepared[name]
+        if self.copy is not None and not self._is_stale:
+            self._is_stale = True  # until the device has it
+            copy_into(self.copy[slot], self._prepared_bytes.view(np.int32))
+            self._is_stale = False
 
-    def _prepare(self) -> None:
-        self._bytes = self.rows.view(np.uint8).reshape(len(self.rows), -1)
-        row = np.zeros(1, dtype=self.dtype)
-        self._prepared_bytes = row.view(np.uint8)
-        self.prepared = {name: row[name][0] for name in self.dtype.names or ()}
-        """The fields of a slot that is about to be written."""
+    def batch(self, n: int) -> FieldBatch | None:
+        """For a kernel that gathers the fields of ``n`` transitions; ``None`` where they must come from the host."""
+        if self.copy is None or self.are_shared:
+            return None
+        if self._is_stale:
+            copy_into(self.copy, self._bytes.view(np.int32))
+            self._is_stale = False
+        dtype, shape = self._type_of("actions")
+        actions = th.empty((n, *shape[1:]), dtype=torch_dtype(dtype), device=self._device)
+        rewards = th.empty((n, 1), dtype=th.float32, device=self._device)
+        return FieldBatch(self.copy, actions, rewards, th.empty_like(rewards), self._constants)
 
-    def read(self, name: str, slots: Indices, envs: Indices) -> npt.NDArray[Any]:
-        """A field at some places, from the host."""
-        found: npt.NDArray[Any] = self.foreign.get(name, self.rows[name])[slots, envs]
-        return found
+    def from_host(self, slots: Indices, envs: Indices) -> tuple[th.Tensor, ...]:
+        """Actions, rewards and dones, sent to the device, as SB3 does it."""
+        actions, rewards, dones, timeouts = (self.foreign.get(name, self.rows[name])[slots, envs] for name in FIELDS)
+        arrays = actions, rewards[:, None], (dones * (1 - timeouts))[:, None]
+        return tuple(upload(array, self._device) for array in arrays)
 
-    def to(self, device: th.device) -> None:
-        self.copy = th.zeros((len(self.rows), self.dtype.itemsize), dtype=th.uint8, device=device)
-        self._tensors: dict[str, th.Tensor] = {}
-        self.changes.note_all()
-
-    def flush(self, outbox: Outbox) -> None:
-        """Bring the device up to date, without waiting for it. Who is lent a field makes that pointless."""
-        if not self.changes.count or self.are_shared:
+    def check(self) -> None:
+        """Raise an error unless the device holds the host's rows."""
+        if self.copy is None or self._is_stale:
             return
-        for part in self.changes.slices():
-            outbox.put(self.copy, part.start, self._bytes[part])
-        outbox.when_sent(self.changes.forget)
-
-    def tensor(self, name: str) -> th.Tensor:
-        """A field on the device, ``(n_slots, *shape)``."""
-        if name not in self._tensors:
-            field, offset = self.dtype.fields[name][:2]  # type: ignore[index]  # a dtype with fields
-            base, shape = field.subdtype or (field, ())
-            part = self.copy[:, offset : offset + field.itemsize]
-            self._tensors[name] = part.view(torch_dtype(base)).view(len(self.rows), *shape)
-        return self._tensors[name]
-
-    def tensor_of_words(self) -> th.Tensor:
-        """All fields on the device, (n_slots, words), as ``int32``."""
-        if "" not in self._tensors:
-            self._tensors[""] = self.copy.view(th.int32)
-        return self._tensors[""]
-
-    def offset(self, name: str) -> int:
-        """Where a field begins in a row, in words of 4 bytes."""
-        return int(self.dtype.fields[name][1]) // 4  # type: ignore[index]
-
-    def __getstate__(self) -> dict[str, Any]:
-        kept = ("dtype", "changes", "rows", "foreign")
-        return {name: value for name, value in self.__dict__.items() if name in kept}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({"foreign": {}, "_lent": {}, **state})
-        self._prepare()
-        self.to(th.device("cpu"))
+        if not np.array_equal(self.copy.cpu().numpy(), self._bytes.view(np.int32)):
+            raise CorruptDataError("The device does not hold the host's actions, rewards, dones or timeouts.")
 
 
 def field_property(name: str) -> Any:
@@ -136,6 +127,6 @@ def field_property(name: str) -> Any:
         if fields is None:
             buffer.__dict__[name] = array
         else:
-            fields.replace(name, array)
+            fields.foreign[name] = array  # which stays that of its owner
 
     return property(get, replace)

@@ -1,66 +1,47 @@
-"""Whether records are what their codec writes.
+"""Whether records are what their codec writes, and whether a device holds what the host believes.
 
 Kernels trust every record: they have no way to raise an error, and looking would take as long as decoding. So records
-that come from a file are looked at once, here, on the host, all of them together.
+that come from a file are checked once, here, on the host, all of them together.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch as th
 
-from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Indices
+from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.codecs.delta import COUNT_MASK, KIND_SHIFT, WHOLE, DeltaCodec
 from sb3_extra_buffers.codecs.rle import RleCodec
 from sb3_extra_buffers.errors import CorruptDataError
-from sb3_extra_buffers.gpu_buffers import nvcomp
-from sb3_extra_buffers.gpu_buffers.device_arena import DeviceArena
-from sb3_extra_buffers.gpu_buffers.transfer import upload
-from sb3_extra_buffers.parallel import run_in_slices
-from sb3_extra_buffers.storage.frame_store import FrameStore, numbers_from
+from sb3_extra_buffers.gpu_buffers.kernels import LENGTH_BITS
+from sb3_extra_buffers.storage.frame_store import numbers_from
+
+if TYPE_CHECKING:
+    from sb3_extra_buffers.gpu_buffers.frame_store import DeviceFrameStore
 
 _AT_ONCE = 1 << 22
-"""Bytes of records that are looked at together: finding each byte takes many times the memory that it does."""
-_ZSTD_MAGIC = 0xFD2FB528
-_MOST_DECODED = 1 << 23
+"""Bytes of records that are checked together: finding each byte takes many times the memory that it does."""
 
 
-def live_records(store: FrameStore) -> tuple[Indices, Indices, Indices]:
-    """Where all records of a store start, how long they are, and their references."""
-    counts = store.encoded // store.codec.frames_per_record - store.first_records
-    lanes, numbers = numbers_from(store.first_records, counts)
-    places = lanes * store.starts.shape[1] + numbers % store.starts.shape[1]
-    lengths, references = (part.reshape(-1)[places].astype(np.int64) for part in (store.lengths, store.references))
-    return store.starts.reshape(-1)[places], lengths, references
-
-
-def check_records(store: FrameStore, on_device: bool = False) -> None:
-    """Raise :class:`~sb3_extra_buffers.errors.CorruptDataError` unless all records can be decoded.
-
-    :param on_device: Whether all of them are on the device by now, so that it can be asked as well.
-    """
-    codec = store.codec
-    starts, lengths, _ = live_records(store)
+def check_records(store: DeviceFrameStore) -> None:
+    """Raise :class:`~sb3_extra_buffers.errors.CorruptDataError` unless all records can be decoded."""
+    codec, places = store.codec, _live_places(store)
+    starts, lengths = store.starts.reshape(-1)[places], store.lengths.reshape(-1)[places].astype(np.int64)
     encoded = lengths != codec.record_bytes
     starts, lengths = starts[encoded], lengths[encoded]
     if not len(starts):
         return
-    arena = store.arena
-    data = arena.data_with_what_is_staged() if isinstance(arena, DeviceArena) else arena.data
+    data = store.arena.data
     if (starts < 0).any() or (starts + lengths > len(data)).any():
         raise CorruptDataError("A record lies outside the arena.")
     pieces = np.flatnonzero(np.diff(np.cumsum(lengths) // _AT_ONCE)) + 1
     for part in np.split(np.arange(len(starts)), pieces):
-        if isinstance(codec, DeltaCodec):
-            good = _delta_records(data, starts[part], lengths[part], codec.frames_per_record, codec.frame.nbytes)
-        elif isinstance(codec, RleCodec):
+        if isinstance(codec, RleCodec):
             good = _rle_records(data, starts[part], lengths[part], codec)
         else:
-            _decode(store, data, starts[part], lengths[part], on_device)
-            continue
+            good = _delta_records(data, starts[part], lengths[part], codec)
         if not good.all():
             wrong = part[~good][0]
             raise CorruptDataError(
@@ -69,9 +50,43 @@ def check_records(store: FrameStore, on_device: bool = False) -> None:
             )
 
 
-def _delta_records(data: Bytes, starts: Indices, lengths: Indices, group: int, frame_bytes: int) -> npt.NDArray[Any]:
+def check_device_copy(store: DeviceFrameStore) -> None:
+    """Raise an error unless the device's copy of the index is the host's."""
+    tensors, places = store.tensors, _live_places(store)
+    if tensors.heap.data_ptr() != store.arena.heap.data_ptr():
+        raise CorruptDataError("The device reads an old heap.")
+    if tensors.records.shape[:2] != store.starts.shape:
+        raise CorruptDataError("The device's index has another size.")
+    entries = tensors.records.cpu().numpy().reshape(-1, 2)[places]
+    check_same("where records start", entries[:, 0], store.starts.reshape(-1)[places])
+    check_same("how long records are", entries[:, 1] & ((1 << LENGTH_BITS) - 1), store.lengths.reshape(-1)[places])
+    check_same("what records refer to", entries[:, 1] >> LENGTH_BITS, store.references.reshape(-1)[places])
+    check_same("how many frames are in records", tensors.encoded.cpu().numpy(), store.encoded)
+    heads = tensors.heads.cpu().numpy()
+    if (heads < store.heads).any() or (heads - store.encoded > tensors.ring_frames).any():
+        raise CorruptDataError(f"The device cannot have {heads.tolist()} frames.")
+
+
+def check_same(what: str, on_device: npt.NDArray[Any], on_host: npt.NDArray[Any]) -> None:
+    """Raise an error that says where the two differ."""
+    different = np.argwhere(on_device != on_host)
+    if len(different):
+        raise CorruptDataError(
+            f"The device does not hold what the host does: {what}, at {different[0].tolist()} "
+            f"and {len(different) - 1} more places."
+        )
+
+
+def _live_places(store: DeviceFrameStore) -> Indices:
+    """The places of all records in the index."""
+    counts = store.encoded // store.codec.frames_per_record - store.first_records
+    lanes, numbers = numbers_from(store.first_records, counts)
+    return lanes * store.starts.shape[1] + numbers % store.starts.shape[1]
+
+
+def _delta_records(data: Bytes, starts: Indices, lengths: Indices, codec: DeltaCodec) -> npt.NDArray[Any]:
     """Which records are as :mod:`sb3_extra_buffers.codecs.delta` says."""
-    n_words = -(-frame_bytes // 4)
+    group, n_words = codec.frames_per_record, -(-codec.frame.nbytes // 4)
     good: npt.NDArray[np.bool_] = lengths >= 4 * group
     safe_starts = np.where(good, starts, 0)
     if len(data) < 4 * group:
@@ -105,42 +120,6 @@ def _rle_records(data: Bytes, starts: Indices, lengths: Indices, codec: RleCodec
     good &= odd[ends] == odd[ends - counts]
     good &= sums[ends] - sums[ends - counts] == codec.element_count
     return good
-
-
-def _decode(store: FrameStore, data: Bytes, starts: Indices, lengths: Indices, on_device: bool) -> None:
-    """Decode records that no kernel here decodes; their codec raises an error if that cannot be done."""
-    codec = store.codec
-    if codec.name == "zstd":
-        magic = _integers(data, starts, np.where(lengths >= 4, 1, 0), 4)
-        if len(magic) < len(starts) or (magic != _ZSTD_MAGIC).any():
-            raise CorruptDataError("A zstd record does not begin like one.")
-    at_once = max(_MOST_DECODED // codec.record_bytes, 1)
-    for begin in range(0, len(starts), at_once):
-        some = slice(begin, begin + at_once)
-        out = np.empty((len(starts[some]), codec.record_bytes), dtype=np.uint8)
-        _decode_some(store, data, starts[some], lengths[some], out)
-        if on_device:
-            _compare_with_device(store, starts[some], lengths[some], out)
-
-
-def _decode_some(store: FrameStore, data: Bytes, starts: Indices, lengths: Indices, out: Bytes) -> None:
-    def work(low: int, high: int) -> None:
-        part = slice(low, high)
-        references = np.full(high - low, NO_REFERENCE)
-        store.codec.decode(data, starts[part], lengths[part], references, out[part])
-
-    run_in_slices(work, len(out), out.nbytes, max(16, len(out) // 8))
-
-
-def _compare_with_device(store: FrameStore, starts: Indices, lengths: Indices, out: Bytes) -> None:
-    """nvCOMP gives the same as libzstd for what the codec writes, but who knows for what else."""
-    if isinstance(store.arena, DeviceArena) and nvcomp.is_available(store.arena.device):
-        heap = store.arena.heap
-        by_device = th.zeros(out.shape, dtype=th.uint8, device=heap.device)
-        places = upload(np.stack([starts, lengths]), heap.device)
-        nvcomp.decompress_to_rows(places[0] + heap.data_ptr(), places[1], by_device)
-        if not np.array_equal(by_device.cpu().numpy(), out):
-            raise CorruptDataError("A zstd record is not decoded to the same by the device and by the host.")
 
 
 def _integers(data: Bytes, starts: Indices, counts: Indices, size: int) -> npt.NDArray[np.uint64]:

@@ -16,9 +16,9 @@ from typing_extensions import Unpack
 
 from sb3_extra_buffers.compressed.rollout_buffer import CompressedRolloutBuffer
 from sb3_extra_buffers.compressed.rows import SINGLE
-from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer, GpuOptions, normal_tensors, part_of
-from sb3_extra_buffers.gpu_buffers.places import Places
-from sb3_extra_buffers.gpu_buffers.transfer import Outbox, upload
+from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer, GpuOptions, normal_tensors
+from sb3_extra_buffers.gpu_buffers.device_store import Places
+from sb3_extra_buffers.gpu_buffers.transfer import upload
 from sb3_extra_buffers.interruption import uninterrupted
 
 _NUMBERS = ("values", "log_probs", "advantages", "returns")
@@ -27,8 +27,8 @@ _NUMBERS = ("values", "log_probs", "advantages", "returns")
 class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
     """SB3's ``RolloutBuffer`` on a torch device: same arguments, same batches under the same seed.
 
-    The observations of a finished rollout cross the bus once, compressed, however many epochs are trained on it. The
-    few numbers beside them go along with each batch, as they are at that time.
+    Observations cross the bus once, however many epochs are trained on them. The few numbers beside them go along with
+    each batch, as they are at that time.
 
     Further arguments: see :class:`~sb3_extra_buffers.gpu_buffers.base.BaseGpuBuffer`.
     """
@@ -59,46 +59,40 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
     def reset(self) -> None:
         with self._lock.held, uninterrupted():
             if self._stores:  # SB3's constructor is through
-                self._settle()
+                self._move_to_requested_device()
                 self._follow_stream()
             super().reset()
 
     @normal_tensors
     def add(self, *args: Any, **kwargs: Any) -> None:
         with self._lock.held, uninterrupted():
-            self._settle()
+            self._move_to_requested_device()
             self._follow_stream()
             super().add(*args, **kwargs)
 
     def _checked_observations(self, obs: Any) -> Any:
-        stores = self._device_stores
-        step = [(store, store.checked_step([part_of(obs, key)])) for key, store in stores.items()]
-        self._keep(step)
-        for store, observations in step:
-            store.make_room(observations)
-        return step
+        steps = self._checked_steps(obs)
+        for store, step in steps:
+            store.make_room(step, self.pos)
+        return steps
 
     def _write_observations(self, slot: int, checked: Any) -> None:
-        # Until the position moves on, this slot is nobody's.
-        for store, observations in checked:
-            store.write_step([(0, slot)], observations)
+        # Until the position moves on, nobody reads this slot.
+        for store, step in checked:
+            store.write_step([(0, slot)], step)
 
     @normal_tensors
     def _get_samples(self, batch_inds: npt.NDArray[np.int64], env: VecNormalize | None = None) -> Any:
         with self._lock.held:
-            self._settle()
+            self._move_to_requested_device()
             self._follow_stream()
             envs, slots = np.divmod(batch_inds, self.buffer_size)
-            with uninterrupted(), Outbox(self._location) as outbox:
-                for store in self._device_stores.values():
-                    store.flush(outbox)
-            places = Places([slots], envs, self._location, self._host_blocks)
+            places = Places([slots], envs, self._location)
             found = {key: store.read_tensors([0], places)[0] for key, store in self._device_stores.items()}
-        observations = {key: self._output(tensor) for key, tensor in found.items()}
-        rest = [self._output(tensor) for tensor in self._numbers_at(batch_inds)]
-        if SINGLE in observations:
-            return RolloutBufferSamples(observations[SINGLE], *rest)
-        return DictRolloutBufferSamples(observations, *rest)
+        parts: list[Any] = [found.get(SINGLE, found), *self._numbers_at(batch_inds)]
+        if not self._outputs_stay:
+            parts = [self._sent(part) for part in parts]
+        return (RolloutBufferSamples if SINGLE in found else DictRolloutBufferSamples)(*parts)
 
     def _numbers_at(self, batch_inds: npt.NDArray[np.int64]) -> list[th.Tensor]:
         """Actions and ``_NUMBERS``, which are looked up on the host: anybody may change them between two batches."""

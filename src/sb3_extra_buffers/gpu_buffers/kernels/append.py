@@ -10,8 +10,7 @@ import torch as th
 import triton
 import triton.language as tl
 
-from sb3_extra_buffers.gpu_buffers.kernels.lanes import Lanes
-from sb3_extra_buffers.gpu_buffers.kernels.launching import Launcher, block_size
+from sb3_extra_buffers.gpu_buffers.kernels import DeviceFrames, Launcher, block_size
 
 
 @triton.jit
@@ -53,18 +52,19 @@ def _take(
 
 @triton.jit(do_not_specialize=["slot_0", "slot_1", "n_lanes", "ring_frames"])
 def _append(
-    observations_0, observations_1, ring, heads, known, ends_0, ends_1, slot_0, slot_1, n_lanes, ring_frames,
+    observations_0, observations_1, lanes, ring, heads, known, ends_0, ends_1, slot_0, slot_1, n_lanes, ring_frames,
     STACK: tl.constexpr, PAIR: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    lane = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.load(lanes + row)
     own_ring = ring + lane * ring_frames * SIZE
     head = tl.load(heads + lane)
     is_known = tl.load(known + lane)
-    head = _take(observations_0 + lane * STACK * SIZE, own_ring, head, is_known, ring_frames, STACK, SIZE, BLOCK)
+    head = _take(observations_0 + row * STACK * SIZE, own_ring, head, is_known, ring_frames, STACK, SIZE, BLOCK)
     tl.store(ends_0 + slot_0 * n_lanes + lane, head.to(tl.int32))
     if PAIR:
         is_known = is_known * 0 + 1
-        head = _take(observations_1 + lane * STACK * SIZE, own_ring, head, is_known, ring_frames, STACK, SIZE, BLOCK)
+        head = _take(observations_1 + row * STACK * SIZE, own_ring, head, is_known, ring_frames, STACK, SIZE, BLOCK)
         tl.store(ends_1 + slot_1 * n_lanes + lane, head.to(tl.int32))
     tl.store(heads + lane, head)
     tl.store(known + lane, 1)
@@ -73,16 +73,24 @@ def _append(
 _launch = Launcher(_append, n_warps=4)
 
 
-def append_observations(lanes: Lanes, observations: list[th.Tensor], ends: list[th.Tensor], slots: list[int]) -> None:
-    """See :func:`.append_torch.append_observations`."""
-    ring, (n_lanes, stack, frame_bytes) = lanes.ring, observations[0].shape
-    words = frame_bytes % 4 == 0
+def append_observations(
+    frames: DeviceFrames, lanes: th.Tensor, observations: list[th.Tensor], ends: list[th.Tensor], slots: list[int]
+) -> None:
+    """Append one or two observations to each of ``lanes``.
+
+    :param lanes: ``int64``, (n,): which lanes.
+    :param observations: For each, ``uint8``, (n, stack, frame_bytes).
+    :param ends: For each, ``int32`` (slots, lanes): gets the number of the frame after the observation's last one...
+    :param slots: ... in this row.
+    """
+    ring, n_lanes = frames.ring, frames.ring.shape[0]
+    words = frames.frame_bytes % 4 == 0
     if words:
         ring, observations = ring.view(th.int32), [part.view(th.int32) for part in observations]
     size = ring.shape[2]
-    constants = (stack, int(len(observations) > 1), size, block_size(size))
+    constants = (frames.stack, int(len(observations) > 1), size, block_size(size))
     _launch(
-        ring.device, (n_lanes, 1), (words, constants),
-        observations[0], observations[-1], ring, lanes.heads, lanes.known, ends[0], ends[-1], slots[0], slots[-1],
-        n_lanes, ring.shape[1], *constants,
+        ring.device, (len(lanes), 1), (words, constants),
+        observations[0], observations[-1], lanes, ring, frames.heads, frames.known, ends[0], ends[-1],
+        slots[0], slots[-1], n_lanes, frames.ring_frames, *constants,
     )  # fmt: skip

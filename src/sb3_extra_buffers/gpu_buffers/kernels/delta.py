@@ -1,4 +1,8 @@
-"""``delta`` records made of waiting frames. What the steps do: :mod:`.delta_encode_torch`."""
+"""``delta`` records made of the frames in the ring, and batches rebuilt from them.
+
+Encoding takes two steps, because the host must find room for records in between: :func:`measure_delta` finds out how
+long they become, :func:`write_delta` writes them. :mod:`sb3_extra_buffers.codecs.delta` defines their bytes.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,20 @@ import triton
 import triton.language as tl
 
 from sb3_extra_buffers.codecs import delta as delta_format
-from sb3_extra_buffers.gpu_buffers.kernels.delta_encode_torch import REACH
-from sb3_extra_buffers.gpu_buffers.kernels.device_functions import (
+from sb3_extra_buffers.gpu_buffers.kernels import LENGTH_BITS, DeviceFrames, Launcher, ObservationBatch, block_size
+from sb3_extra_buffers.gpu_buffers.kernels.gather import (
+    NOT_SPECIALIZED,
+    begin_frame,
     copy_frame,
     every,
     last_mark,
+    launch_gather,
     load_frame_words,
+    load_header,
+    load_word,
     store_integer,
+    store_words,
 )
-from sb3_extra_buffers.gpu_buffers.kernels.frames import LENGTH_BITS
-from sb3_extra_buffers.gpu_buffers.kernels.lanes import Jobs, Lanes
-from sb3_extra_buffers.gpu_buffers.kernels.launching import Launcher, block_size
 
 _KIND_SHIFT = tl.constexpr(delta_format.KIND_SHIFT)
 _COUNT_MASK = tl.constexpr(delta_format.COUNT_MASK)
@@ -25,7 +32,8 @@ _PREVIOUS = tl.constexpr(delta_format.PREVIOUS)
 _REFERENCE = tl.constexpr(delta_format.REFERENCE)
 _ZERO = tl.constexpr(delta_format.ZERO)
 _WHOLE = tl.constexpr(delta_format.WHOLE)
-_REACH = tl.constexpr(REACH)
+_REACH = tl.constexpr(256)
+"""A change can be this far from the one before it."""
 _LENGTH_BITS = tl.constexpr(LENGTH_BITS)
 
 
@@ -97,7 +105,7 @@ def _measure(
 
 
 @triton.jit
-def _write_changes(
+def _encode_changes(
     ring, frame, before, base, kind, link, heap, words_at, skips_at, FRAME_BYTES: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     n_words: tl.constexpr = (FRAME_BYTES + 3) // 4
@@ -157,7 +165,7 @@ def _write(
                 store_integer(heap, words_at + 4 * word, value, word < n_words, 4)
             words_at += 4 * n_words
         else:
-            _write_changes(ring, frame, before, base, kind, link, heap, words_at, skips_at, FRAME_BYTES, BLOCK)
+            _encode_changes(ring, frame, before, base, kind, link, heap, words_at, skips_at, FRAME_BYTES, BLOCK)
             words_at += 4 * count
             skips_at += count
         before = frame
@@ -167,26 +175,121 @@ _launch_measure = Launcher(_measure, n_warps=4)
 _launch_write = Launcher(_write, n_warps=4)
 
 
-def measure_delta(
-    lanes: Lanes, encoded: th.Tensor, table: th.Tensor, references: th.Tensor, headers: th.Tensor, group: int
-) -> th.Tensor:
-    """See :func:`.delta_encode_torch.measure_delta`."""
-    n_lanes, n_frames, frame_bytes = lanes.ring.shape
-    n_records = n_frames // group
-    lengths = th.empty((n_lanes, n_records), dtype=th.int64, device=encoded.device)
-    constants = (group, frame_bytes, block_size(-(-frame_bytes // 4)))
+def measure_delta(frames: DeviceFrames, references: th.Tensor, n_records: int) -> th.Tensor:
+    """The lengths of the next records of each lane, ``int64`` (lanes, n_records); 0 where a record is not complete.
+
+    :param references: ``int64``, (lanes,): the reference of each lane.
+    """
+    n_lanes, constants = len(references), _constants(frames)
+    lengths = th.empty((n_lanes, n_records), dtype=th.int64, device=references.device)
     _launch_measure(
-        encoded.device, (n_lanes, n_records), constants,
-        lanes.ring, table, lanes.heads, encoded, references, headers, lengths, n_frames, n_records, *constants,
+        references.device, (n_lanes, n_records), constants,
+        frames.ring, frames.table, frames.heads, frames.encoded, references, frames.headers, lengths,
+        frames.ring_frames, n_records, *constants,
     )  # fmt: skip
     return lengths
 
 
-def write_delta(lanes: Lanes, table: th.Tensor, headers: th.Tensor, jobs: Jobs, heap: th.Tensor, group: int) -> None:
-    """See :func:`.delta_encode_torch.write_delta`."""
-    _, n_frames, frame_bytes = lanes.ring.shape
-    n = jobs.table.shape[1]
-    constants = (group, frame_bytes, block_size(-(-frame_bytes // 4)))
+def write_delta(frames: DeviceFrames, jobs: th.Tensor) -> None:
+    """Write records that were measured.
+
+    :param jobs: ``int64``, a column for each record: its lane, the number of its first frame, where it starts in the
+        heap, and its length and reference, as in :attr:`DeviceFrames.records`.
+    """
+    n, constants = jobs.shape[1], _constants(frames)
     _launch_write(
-        heap.device, (n, 1), constants, lanes.ring, table, headers, jobs.table, heap, n_frames, n, *constants
+        jobs.device, (n, 1), constants,
+        frames.ring, frames.table, frames.headers, jobs, frames.heap, frames.ring_frames, n, *constants,
     )  # fmt: skip
+
+
+def _constants(frames: DeviceFrames) -> tuple[int, ...]:
+    return (frames.group, frames.frame_bytes, block_size(-(-frames.frame_bytes // 4)))
+
+
+@triton.jit
+def _write_base(
+    kind, table, reference, heap, words_at, out_0, base_0, to_0, out_1, base_1, to_1,
+    FRAME_BYTES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """What the changes of a frame are applied to."""
+    n_words: tl.constexpr = (FRAME_BYTES + 3) // 4
+    source = table + reference * n_words
+    for begin in range(0, n_words, BLOCK):
+        word = begin + tl.arange(0, BLOCK)
+        mask = word < n_words
+        values = tl.load(source + word, mask=mask & every(kind != _ZERO, BLOCK), other=0)
+        if kind == _WHOLE:
+            values = load_word(heap, words_at + 4 * word, mask)
+        store_words(out_0, base_0, word, values, mask & every(to_0, BLOCK), FRAME_BYTES)
+        store_words(out_1, base_1, word, values, mask & every(to_1, BLOCK), FRAME_BYTES)
+
+
+@triton.jit
+def _apply_changes(
+    heap, words_at, skips_at, count, out_0, base_0, to_0, out_1, base_1, to_1,
+    FRAME_BYTES: tl.constexpr, CHANGES: tl.constexpr,
+):  # fmt: skip
+    n_words: tl.constexpr = (FRAME_BYTES + 3) // 4
+    done = 0
+    for begin in range(0, count, CHANGES):
+        change = begin + tl.arange(0, CHANGES)
+        mask = change < count
+        skip = tl.load(heap + skips_at + change, mask=mask, other=0).to(tl.int32)
+        step = tl.where(mask, skip + 1, 0)
+        place = done + tl.cumsum(step, 0) - 1
+        value = load_word(heap, words_at + 4 * change, mask)
+        mask &= place < n_words
+        store_words(out_0, base_0, place, value, mask & every(to_0, CHANGES), FRAME_BYTES)
+        store_words(out_1, base_1, place, value, mask & every(to_1, CHANGES), FRAME_BYTES)
+        done += tl.sum(step, 0)
+
+
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
+def _gather_delta(
+    places, ends_0, ends_1, records, heap, table, ring, encoded, out_0, out_1, fields, actions, rewards, dones,
+    n, n_envs, capacity, ring_frames,
+    STACK: tl.constexpr, PAIR: tl.constexpr, GROUP: tl.constexpr, FRAME_BYTES: tl.constexpr,
+    BLOCK: tl.constexpr, ROW_WORDS: tl.constexpr, ACTION_WORDS: tl.constexpr, ACTION_BLOCK: tl.constexpr,
+    ACTIONS_AT: tl.constexpr, REWARDS_AT: tl.constexpr, DONES_AT: tl.constexpr, TIMEOUTS_AT: tl.constexpr,
+    CHANGES: tl.constexpr,
+):  # fmt: skip
+    left, start, packed, position, base_0, to_0, base_1, to_1 = begin_frame(
+        places, ends_0, ends_1, records, heap, ring, encoded, out_0, out_1, fields, actions, rewards, dones,
+        n, n_envs, capacity, ring_frames, STACK, PAIR, GROUP, FRAME_BYTES, BLOCK,
+        ROW_WORDS, ACTION_WORDS, ACTION_BLOCK, ACTIONS_AT, REWARDS_AT, DONES_AT, TIMEOUTS_AT,
+    )  # fmt: skip
+    if left == 0:
+        return
+    reference = packed >> _LENGTH_BITS
+    n_words: tl.constexpr = (FRAME_BYTES + 3) // 4
+    words_at = start + 4 * GROUP
+    skips_at = words_at
+    for link in tl.static_range(GROUP):
+        header = load_header(heap + start + 4 * link)
+        whole = ((header >> _KIND_SHIFT) & 3) == _WHOLE
+        skips_at += 4 * tl.where(whole, n_words, header & _COUNT_MASK)
+    for link in range(position + 1):
+        header = load_header(heap + start + 4 * link)
+        kind = (header >> _KIND_SHIFT) & 3
+        count = tl.where(kind == _WHOLE, 0, header & _COUNT_MASK)
+        if (link == 0) | (kind != _PREVIOUS):
+            _write_base(
+                kind, table, reference, heap, words_at, out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES, BLOCK
+            )  # fmt: skip
+        # Changes overwrite what other threads of the program have just written.
+        tl.debug_barrier()
+        _apply_changes(
+            heap, words_at, skips_at, count, out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES, CHANGES
+        )  # fmt: skip
+        tl.debug_barrier()
+        words_at += 4 * tl.where(kind == _WHOLE, n_words, count)
+        skips_at += count
+
+
+_launch_gather = Launcher(_gather_delta, n_warps=2)
+
+
+def gather_delta(frames: DeviceFrames, batch: ObservationBatch) -> None:
+    """Fill the outputs of ``batch``."""
+    launch_gather(_launch_gather, frames, batch, block_size(-(-frames.frame_bytes // 4)), (256,))

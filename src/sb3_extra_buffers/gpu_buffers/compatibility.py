@@ -1,0 +1,293 @@
+"""Names of version 0.5 that the buffers themselves do not need.
+
+They can also be imported from the modules in which they were: ``metadata``, ``methods``, ``raw_buffer``,
+``size_estimation`` and ``utils``, for which this one stands.
+
+Estimates of memory before any observation was seen take an observation to compress as frames of MsPacman do. The ratios
+were measured on such frames; the curves between them come from ``scripts/fit_heap_heuristic.py``. The buffers here need
+no such guess: they take memory as needed.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch as th
+
+from sb3_extra_buffers.codecs.method import Method
+from sb3_extra_buffers.codecs.registry import parse_method
+from sb3_extra_buffers.compressed.compatibility import CompressionMethod, find_buffer_dtypes
+from sb3_extra_buffers.errors import CapacityError, ConfigurationError
+from sb3_extra_buffers.gpu_buffers.arena import RawBuffer, pack_segments
+from sb3_extra_buffers.gpu_buffers.transfer import CPU, upload
+from sb3_extra_buffers.gpu_buffers.transfer import torch_dtype as numpy_dtype_to_torch
+
+for _name in ("metadata", "methods", "raw_buffer", "size_estimation", "utils"):
+    sys.modules[f"{__package__}.{_name}"] = sys.modules[__name__]
+
+
+def torch_dtype_to_numpy(dtype: th.dtype) -> np.dtype[Any]:
+    """The NumPy dtype with the same bits."""
+    return th.empty(0, dtype=dtype).numpy().dtype
+
+
+def find_gpu_buffer_dtypes(
+    obs_shape: int | Iterable[int], elem_dtype: th.dtype | npt.DTypeLike = th.uint8, compression_method: str = "auto"
+) -> dict[str, th.dtype]:
+    """The ``dtypes`` argument of a buffer for observations of ``obs_shape`` and ``elem_dtype``, as torch dtypes."""
+    found = find_buffer_dtypes(obs_shape, as_numpy_dtype(elem_dtype), compression_method)
+    return {name: numpy_dtype_to_torch(dtype) for name, dtype in found.items()}
+
+
+def as_numpy_dtypes(
+    dtypes: Mapping[str, Any] | npt.DTypeLike | th.dtype | None,
+) -> dict[str, Any] | npt.DTypeLike | None:
+    """The ``dtypes`` argument of a buffer with torch's dtypes replaced by NumPy's."""
+    if isinstance(dtypes, Mapping):
+        return {name: as_numpy_dtype(dtype) for name, dtype in dtypes.items()}
+    dtype: npt.DTypeLike | None = as_numpy_dtype(dtypes)
+    return dtype
+
+
+def as_numpy_dtype(dtype: Any) -> Any:
+    """A torch dtype as NumPy's; anything else as it is."""
+    return torch_dtype_to_numpy(dtype) if isinstance(dtype, th.dtype) else dtype
+
+
+class SharedRawHeap:
+    """Cells of any length, back to back in one :class:`RawBuffer`.
+
+    A cell that is written again leaves its old bytes behind as a hole. Holes are closed when room is needed, before the
+    heap grows, and by :meth:`compact`. Where cells lie is kept on the host, so that no operation waits for the device.
+
+    :param heap_bytes: The most that the heap may take. By default it grows as needed.
+    """
+
+    def __init__(self, n_cells: int, device: th.device | str = CPU, heap_bytes: int | None = None) -> None:
+        if n_cells < 1 or (heap_bytes is not None and heap_bytes < 1):
+            raise ConfigurationError(f"A heap needs cells and bytes, not {n_cells} and {heap_bytes}.")
+        self.heap_bytes = heap_bytes
+        self.raw = RawBuffer(0, device)
+        self.start_idx = th.zeros(n_cells, dtype=th.int64)
+        """Where each cell starts."""
+        self.lengths = th.zeros(n_cells, dtype=th.int64)
+        """The bytes in each cell; 0 where nothing was written."""
+        self.data_end = 0
+        """Everything from here on is free."""
+
+    @property
+    def live_bytes(self) -> int:
+        return int(self.lengths.sum())
+
+    def write(self, cell: int, payload: th.Tensor) -> None:
+        """Replace what is in a cell by the bytes of ``payload``, a tensor of ``uint8`` on any device."""
+        size = payload.numel()
+        if self.data_end + size > len(self.raw):
+            self._make_room(cell, size)
+        self.raw.bytes[self.data_end : self.data_end + size].copy_(payload.reshape(-1), non_blocking=True)
+        self.start_idx[cell] = self.data_end
+        self.lengths[cell] = size
+        self.data_end += size
+
+    def read(self, cell: int) -> th.Tensor:
+        """The bytes of a cell, a view that is good until the next write."""
+        start = int(self.start_idx[cell])
+        return self.raw.bytes[start : start + int(self.lengths[cell])]
+
+    def free(self, cell: int) -> None:
+        self.lengths[cell] = 0
+
+    def compact(self, size: int | None = None) -> None:
+        """Close all holes. The heap then has ``size`` bytes, by default as many as are alive."""
+        order = self.start_idx.argsort(stable=True)
+        lengths = self.lengths[order]
+        ends = lengths.cumsum(0)
+        packed = pack_segments(self.raw.bytes, self.start_idx[order], lengths)
+        self.start_idx[order] = ends - lengths
+        self.data_end = packed.numel()
+        self.raw = RawBuffer(max(size or 0, self.data_end), self.raw.device)
+        self.raw.bytes[: self.data_end] = packed
+
+    def _make_room(self, cell: int, size: int) -> None:
+        """For ``size`` bytes that will replace those of ``cell``. Nothing changes if there is not enough."""
+        old_length = int(self.lengths[cell])
+        needed = self.live_bytes - old_length + size
+        limit = self.heap_bytes
+        if limit is not None and needed > limit:
+            raise CapacityError(
+                f"The heap is full: {size:,} bytes are needed, {limit - (needed - size):,} of heap_bytes={limit:,} are "
+                "available. Pass more heap_bytes."
+            )
+        self.lengths[cell] = 0
+        wanted = max(needed, len(self.raw) * 9 // 8)
+        self.compact(wanted if limit is None else min(wanted, limit))
+
+
+class SlotMetadata(NamedTuple):
+    """The layout of one ``rle`` record in a heap. Positions are relative to the record's own start, ``byte_start``."""
+
+    byte_start: int
+    pos_runs: int
+    """Where the run lengths begin."""
+    pos_elem: int
+    """Where the elements begin, one for each run."""
+    run_length: int
+    """The number of runs."""
+    payload_bytes: int
+
+    @classmethod
+    def of_record(cls, byte_start: int, payload_bytes: int, run_bytes: int, element_bytes: int) -> SlotMetadata:
+        """The layout of a record of ``payload_bytes`` bytes whose run lengths and elements have these sizes."""
+        run_length = payload_bytes // (run_bytes + element_bytes)
+        return cls(byte_start, 0, run_length * run_bytes, run_length, payload_bytes)
+
+
+@dataclass(frozen=True)
+class TensorCompressionMethod:
+    """:class:`~sb3_extra_buffers.compressed.compatibility.CompressionMethod` for tensors: the same bytes."""
+
+    name: str
+
+    def compress(
+        self,
+        arr: th.Tensor | npt.NDArray[Any],
+        elem_type: th.dtype | npt.DTypeLike | None = None,
+        runs_type: th.dtype | npt.DTypeLike | None = None,
+        **options: Any,
+    ) -> th.Tensor:
+        """``arr`` as bytes, on the device that it is on."""
+        array = arr.cpu().numpy() if isinstance(arr, th.Tensor) else arr
+        data = CompressionMethod(self.name).compress(
+            array, as_numpy_dtype(elem_type), as_numpy_dtype(runs_type), **options
+        )
+        device = arr.device if isinstance(arr, th.Tensor) else th.device("cpu")
+        return upload(np.frombuffer(data, dtype=np.uint8), device)
+
+    def decompress(
+        self,
+        data: th.Tensor,
+        elem_type: th.dtype | npt.DTypeLike | None = None,
+        runs_type: th.dtype | npt.DTypeLike | None = None,
+        arr_configs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> th.Tensor:
+        """The tensor that :meth:`compress` got, on the device that its bytes are on."""
+        configs = {name: as_numpy_dtype(value) for name, value in (arr_configs or {}).items()}
+        array = CompressionMethod(self.name).decompress(
+            data.cpu().numpy().tobytes(), as_numpy_dtype(elem_type), as_numpy_dtype(runs_type), configs, **options
+        )
+        return upload(array, data.device)
+
+
+COMPRESSION_METHOD_MAP = {name: TensorCompressionMethod(name) for name in ("none", "rle", "zstd")}
+"""Every method of buffers on a device that can stand alone."""
+
+OVERALLOC_FACTOR = 1.5
+"""How much more than the estimate is to be reserved."""
+
+MEASURED_RATIOS: dict[str, float] = {
+    "none": 1.001,
+    "rle": 0.753,
+    "zstd-100": 0.360,
+    "zstd-50": 0.284,
+    "zstd-20": 0.168,
+    "zstd-5": 0.077,
+    "zstd-3": 0.069,
+    "zstd-1": 0.061,
+    "zstd1": 0.057,
+    "zstd3": 0.055,
+    "zstd5": 0.052,
+    "zstd10": 0.049,
+    "zstd15": 0.045,
+    "zstd22": 0.044,
+    "gzip1": 0.096,
+    "gzip3": 0.076,
+    "igzip0": 0.120,
+    "igzip1": 0.106,
+    "igzip3": 0.076,
+    "lz4-frame/1": 0.109,
+    "lz4-frame/5": 0.070,
+    "lz4-frame/9": 0.068,
+    "lz4-frame/12": 0.067,
+    "lz4-block/1": 0.077,
+    "lz4-block/5": 0.070,
+    "lz4-block/9": 0.067,
+    "lz4-block/16": 0.066,
+}
+"""Compressed size over raw size of MsPacman observations, stacks of four 84×84 frames."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The ratio of a family of methods as a polynomial of the level, within the levels and ratios measured."""
+
+    coefficients: tuple[float, ...]
+    """Of the highest power first."""
+    levels: tuple[int, int]
+    ratios: tuple[float, float]
+
+    def __call__(self, level: int) -> float:
+        inside = min(max(level, self.levels[0]), self.levels[1])
+        value = 0.0
+        for coefficient in self.coefficients:
+            value = value * inside + coefficient
+        return min(max(value, self.ratios[0]), self.ratios[1])
+
+
+# Written by scripts/fit_heap_heuristic.py.
+CURVES: dict[str, Curve] = {
+    "zstd": Curve(
+        coefficients=(9.4807e-09, 1.89249e-06, 8.84007e-05, -0.00356224, 0.064073),
+        levels=(-100, 22),
+        ratios=(0.044, 0.36),
+    ),
+    "gzip": Curve(coefficients=(-0.01, 0.106), levels=(1, 3), ratios=(0.076, 0.096)),
+    "igzip": Curve(coefficients=(-0.000333333, -0.0136667, 0.12), levels=(0, 3), ratios=(0.076, 0.12)),
+    "lz4-frame": Curve(
+        coefficients=(-0.000102949, 0.00270049, -0.0227615, 0.129164), levels=(1, 12), ratios=(0.067, 0.109)
+    ),
+    "lz4-block": Curve(
+        coefficients=(-4.65368e-06, 0.000194805, -0.00277457, 0.0795844), levels=(1, 16), ratios=(0.066, 0.077)
+    ),
+}
+
+_DEFAULT_LEVELS = {"zstd": -3, "gzip": 3, "igzip": 1, "lz4-frame": 1, "lz4-block": 1}
+_LIKE = {"rle-jit": "rle", "zstd-dict": "zstd"}
+_DELTA_RATIO = 0.1
+
+
+def estimate_ratio(compression_method: str | Method, level: int | None = None) -> float:
+    """Compressed size over raw size. ``level`` overrides that of the method."""
+    method = parse_method(str(compression_method))
+    name = _LIKE.get(method.name, method.name)
+    if name == "delta":
+        return _DELTA_RATIO
+    if name in CURVES:
+        chosen = method.level if level is None else level
+        return CURVES[name](_DEFAULT_LEVELS[name] if chosen is None else chosen)
+    return MEASURED_RATIOS[name]
+
+
+def estimate_max_slot_bytes(
+    obs_shape: int | Iterable[int],
+    elem_dtype: th.dtype | npt.DTypeLike = th.uint8,
+    compression_method: str | Method = "rle",
+    overalloc_factor: float = OVERALLOC_FACTOR,
+    level: int | None = None,
+) -> int:
+    """Bytes to reserve for one compressed observation."""
+    shape = obs_shape if isinstance(obs_shape, Iterable) else (obs_shape,)
+    element_bytes = elem_dtype.itemsize if isinstance(elem_dtype, th.dtype) else np.dtype(elem_dtype).itemsize
+    raw = math.prod(int(length) for length in shape) * element_bytes
+    return math.ceil(raw * estimate_ratio(compression_method, level) * overalloc_factor)
+
+
+def estimate_total_heap_bytes(n_cells: int, *args: Any, **kwargs: Any) -> int:
+    """Bytes to reserve for ``n_cells`` observations. Further arguments: see :func:`estimate_max_slot_bytes`."""
+    return n_cells * estimate_max_slot_bytes(*args, **kwargs)
