@@ -26,6 +26,7 @@ LAYERS = [
 """From the bottom to the top: modules and packages of the same layer may import each other."""
 
 LONGEST_MODULE = 400
+GPU_MODULES = 20
 
 
 def layer_of(part: str) -> int:
@@ -61,3 +62,7 @@ def test_a_module_imports_nothing_from_layers_above(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_no_module_is_too_long_to_read(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST_MODULE
+
+
+def test_the_gpu_package_stays_small() -> None:
+    assert len(list((ROOT / "gpu_buffers").rglob("*.py"))) <= GPU_MODULES

@@ -33,7 +33,7 @@ def _host_memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything happens on the device: on the CPU, kernels run in Triton's interpreter, which is slow."""
     from sb3_extra_buffers.gpu_buffers import frame_store
 
@@ -41,16 +41,18 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("needs Triton")
     if not th.cuda.is_available():
         monkeypatch.setenv("TRITON_INTERPRET", "1")
+    elif "device" in request.fixturenames and request.getfixturevalue("device") == "cpu":
+        pytest.skip("kernels run on the GPU here")
     monkeypatch.setattr(frame_store, "_RING_FRAMES", 200)  # so that records are written after a few steps
 
 
 @pytest.fixture(params=["host memory", "kernels"])
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways. On a GPU, it is kernels in any case."""
+    """With kernels, and in host memory as on a device without Triton."""
     if request.param == "kernels":
         request.getfixturevalue("kernels")
     else:
-        monkeypatch.setenv("TRITON_INTERPRET", "0")
+        monkeypatch.setattr("sb3_extra_buffers.gpu_buffers.kernels.has_triton", lambda: False)
     return request.param
 
 

@@ -212,7 +212,7 @@ class TestHeapBytes:
             if step % 30 == 29:
                 sample_both(*buffers, batch_size=4, seed=step)
 
-    def test_too_small_for_anything(self, device: str) -> None:
+    def test_too_small_for_anything(self, either_way: str, device: str) -> None:
         _, ours = replay_pair(IMAGES, device, compression_method="delta", heap_bytes=10)
 
         def fill() -> None:

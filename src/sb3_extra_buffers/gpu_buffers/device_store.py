@@ -126,6 +126,9 @@ class DeviceStore(ObservationStore, ABC):
         if self.digests is not None:
             for column, slots, values in zip(columns, places.slots, stored, strict=True):
                 self.digests.compare(column, slots, places.envs, values.cpu().numpy())
+        return self._converted(stored)
+
+    def _converted(self, stored: list[th.Tensor]) -> list[th.Tensor]:
         if self.stored_dtype != self.output_dtype:
             stored = [values.to(torch_dtype(self.dtype)).to(torch_dtype(self.output_dtype)) for values in stored]
         return stored if self.divisor == 1.0 else [values / self.divisor for values in stored]

@@ -122,8 +122,9 @@ class PackedObservationStore(DeviceStore):
     def read_tensors(self, columns: list[int], places: Places, fields: FieldBatch | None = None) -> list[th.Tensor]:
         frames = self.device_frames
         if frames is None:
-            pairs = list(zip(columns, places.slots, strict=True))
-            return [upload(array, self.device) for array in self.read(pairs, places.envs)]
+            # Normalized on the device: a GPU does not divide exactly as the host does.
+            stored = self.read_stored(list(zip(columns, places.slots, strict=True)), places.envs, CPU)
+            return self._converted([upload(array, self.device) for array in stored])
         layout, n_outs = self.layout, len(places)
         is_plain = self.stored_dtype == np.uint8 and layout.is_contiguous
         shape = self.shape if is_plain else (layout.stack, layout.frame.nbytes)

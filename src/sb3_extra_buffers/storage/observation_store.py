@@ -194,6 +194,15 @@ class ObservationStore(ObservationIndex):
 
     def read(self, wanted: list[tuple[int, Indices]], envs: Indices, device: th.device = CPU) -> list[npt.NDArray[Any]]:
         """The observations at ``(slots[i], envs[i])``, for each column and its slots in ``wanted``, as fresh arrays."""
+        outs = self.read_stored(wanted, envs, device)
+        if self.stored_dtype != self.output_dtype:
+            outs = [out.astype(self.dtype).astype(self.output_dtype) for out in outs]
+        return outs if self.divisor == 1.0 else [out / np.float32(self.divisor) for out in outs]
+
+    def read_stored(
+        self, wanted: list[tuple[int, Indices]], envs: Indices, device: th.device
+    ) -> list[npt.NDArray[Any]]:
+        """The same in the dtype that they are stored in, before any normalization."""
         if envs.dtype != np.int64:  # as NumPy 1 draws them on Windows
             envs = envs.astype(np.int64)
         with self.lock.held:
@@ -206,9 +215,7 @@ class ObservationStore(ObservationIndex):
             if self.digests is not None:
                 for (column, slots), out in zip(wanted, outs, strict=True):
                     self.digests.compare(column, slots, envs, out)
-        if self.stored_dtype != self.output_dtype:
-            outs = [out.astype(self.dtype).astype(self.output_dtype) for out in outs]
-        return outs if self.divisor == 1.0 else [out / np.float32(self.divisor) for out in outs]
+        return outs
 
     def clear(self) -> None:
         """Remove all observations. The codec keeps what it has learnt from them."""
