@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-import os
 from typing import Any
 
 import numpy as np
 import pytest
 import torch as th
 
-if not th.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-if HAS_TRITON:
-    importlib.import_module("triton")
+
+
+def _load_kernels() -> None:
+    """Where there is no GPU, for Triton's interpreter. Elsewhere in the tests, buffers on the CPU use host memory."""
+    if th.cuda.is_available() or not HAS_TRITON:
+        return
+    from sb3_extra_buffers.gpu_buffers.kernels import kernel_module
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        for name in ("append", "delta", "gather", "rle", "rows"):
+            kernel_module(name)
+
+
+_load_kernels()
 
 DEVICES = ["cpu", *(["cuda"] if th.cuda.is_available() else [])]
 
@@ -23,13 +32,6 @@ DEVICES = ["cpu", *(["cuda"] if th.cuda.is_available() else [])]
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> str:
     return request.param
-
-
-@pytest.fixture(autouse=True)
-def _host_memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU, buffers use host memory as they do for users, unless a test asks for ``kernels``."""
-    if not {"kernels", "either_way"} & set(request.fixturenames):
-        monkeypatch.setenv("TRITON_INTERPRET", "0")
 
 
 @pytest.fixture
