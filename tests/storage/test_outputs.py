@@ -239,3 +239,12 @@ def test_only_its_own_arrays_become_tensors_without_a_copy() -> None:
         assert tensor.data_ptr() == array.ctypes.data
     assert pool.to_tensor(np.zeros(4), CPU) is None
     assert pool.to_tensor(np.zeros(8)[2:], CPU) is None
+
+
+def test_a_loop_that_holds_the_previous_batch_gets_no_fresh_memory(buffer: CompressedReplayBuffer) -> None:
+    batch, seen = buffer.sample(BATCH), set()
+    for step in range(12):
+        batch = buffer.sample(BATCH)  # the previous batch goes only after this one was made
+        if step >= 2:
+            seen |= {batch.observations.data_ptr(), batch.next_observations.data_ptr()}
+    assert len(seen) == 4

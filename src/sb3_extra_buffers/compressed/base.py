@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +26,6 @@ from sb3_extra_buffers.storage.observation_array import FlatObservations, Observ
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 from sb3_extra_buffers.storage.outputs import OutputPool
 from sb3_extra_buffers.storage.usage import MemoryUsage, readable
-
-if TYPE_CHECKING:
-    pass
 
 Observations = ObservationArray | FlatObservations
 
@@ -170,7 +167,6 @@ class BaseCompressedBuffer(SaveableBuffer):
                 store.check()
 
     def _arguments(self) -> dict[str, Any]:
-        """The constructor arguments that create an empty buffer like this one, without ``device``."""
         recipe, elem_type = self._config.recipe, self._config.elem_type
         return {
             "buffer_size": self.buffer_size,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 import warnings
+from abc import abstractmethod
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -160,9 +161,9 @@ class SaveableBuffer(BaseBuffer):
         # Two buffers that share their arrays would corrupt each other.
         return copy.deepcopy(self)
 
+    @abstractmethod
     def _arguments(self) -> dict[str, Any]:
         """The constructor arguments that create an empty buffer like this one, without ``device``."""
-        raise NotImplementedError
 
     def _state(self) -> State:
         return {

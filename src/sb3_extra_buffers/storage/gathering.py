@@ -55,8 +55,8 @@ def gather_observations(
 
     :param stores: The frame stores, the newest first.
     """
-    n = len(lanes)
-    if layout.is_contiguous:
+    n, is_contiguous = len(lanes), layout.is_contiguous
+    if is_contiguous:
         frames = [out.reshape(n, layout.stack, layout.frame.size).view(np.uint8) for out in outs]
     else:
         frames = [np.empty((n, layout.stack, layout.frame.nbytes), dtype=np.uint8) for _ in outs]
@@ -64,7 +64,7 @@ def gather_observations(
         stores[0].gather(lanes, firsts, frames)
     else:
         _gather_from_several(stores, lanes, firsts, frames)
-    if not layout.is_contiguous:
+    if not is_contiguous:
         for source, out in zip(frames, outs, strict=True):
             layout.merge(source, out)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import math
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,8 @@ import torch as th
 
 from sb3_extra_buffers.interruption import uninterrupted
 
-_KEPT_BLOCKS = 3
+_KEPT_BLOCKS = 4
+"""Observations and next observations of a batch, and of the previous one, which a training loop often still holds."""
 _SMALLEST_BLOCK = 1 << 16
 
 
@@ -34,12 +36,17 @@ class _Lease(np.ndarray[Any, np.dtype[np.uint8]]):
     """Whose memory it is; ``None`` where the lease has memory of its own."""
 
 
+def _nobody() -> None:
+    """Stands for the lease of a block that was never handed out."""
+
+
 class _Block:
     """Memory that is handed out to one user at a time."""
 
     def __init__(self, size: int, pinned: bool) -> None:
         self.size = size
-        self.lease: weakref.ref[_Lease] | None = None
+        self.lease: Callable[[], _Lease | None] = _nobody
+        """The current lease, or ``None`` once it has ended."""
         self.copied: th.cuda.Event | None = None
         """Set while a copy to the GPU may still be reading the memory."""
         if pinned:
@@ -47,12 +54,6 @@ class _Block:
             self._memory: Any = (ctypes.c_ubyte * size).from_address(self._owner.data_ptr())
         else:
             self._memory = _Lease(size, dtype=np.uint8)
-
-    @property
-    def is_free(self) -> bool:
-        if self.lease is not None and self.lease() is not None:
-            return False
-        return self.copied is None or self.copied.query()  # type: ignore[no-untyped-call]
 
     def lend(self) -> _Lease:
         lease = _Lease(self.size, dtype=np.uint8, buffer=self._memory)
@@ -76,7 +77,8 @@ class OutputPool:
         if size < _SMALLEST_BLOCK and device.type == "cpu":
             return np.ndarray(shape, dtype, buffer=_Lease(size, dtype=np.uint8))
         for block in self._blocks:
-            if block.size == size and block.is_free:
+            is_free = block.size == size and block.lease() is None
+            if is_free and (block.copied is None or block.copied.query()):  # type: ignore[no-untyped-call]
                 break
         else:
             # A buffer may be told to send its batches to a GPU that is not here: its arrays can still be read.
