@@ -174,7 +174,7 @@ class SavedState:
         return path
 
     def error(self, name: str, problem: str) -> CorruptDataError:
-        return CorruptDataError(f"{self._source.path} makes no sense: {self._prefix}{name} {problem}.")
+        return CorruptDataError(f"{self._source.path} is corrupt: {self._prefix}{name} {problem}.")
 
 
 class Json:
@@ -229,9 +229,9 @@ def decode(value: Any) -> Any:
     try:
         return _decode(value)
     except RecursionError:
-        raise CorruptDataError("A value in the file makes no sense: it is nested too deep.") from None
+        raise CorruptDataError("A value in the file is corrupt: it is nested too deep.") from None
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, AssertionError, MemoryError) as error:
-        raise CorruptDataError(f"A value in the file makes no sense: {error}.") from error
+        raise CorruptDataError(f"A value in the file is corrupt: {error}.") from error
 
 
 def register_encoder(cls: type, encoder: Callable[[Any, str], Any]) -> None:

@@ -28,7 +28,7 @@ METHODS = ["delta", "rle", "none"]
 
 
 PLACES = [
-    (DeviceFrameStore, "_ask"),
+    (DeviceFrameStore, "_request_report"),
     (DeviceFrameStore, "_place_records"),
     (DeviceFrameStore, "_write_records"),
     (DeviceFrameStore, "_renew_references"),

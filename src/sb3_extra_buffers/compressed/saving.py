@@ -232,7 +232,7 @@ class SaveableBuffer(BaseBuffer):
             getattr(import_module(f"{_PACKAGE}.{package}"), name, None)
         saved: Any = _library_classes.get(name) if isinstance(name, str) else None
         if saved is None:
-            raise CorruptDataError(f"{path} makes no sense: it is of class {name!r}.")
+            raise CorruptDataError(f"{path} is corrupt: it is of class {name!r}.")
         if issubclass(saved, cls):
             return saved  # type: ignore[no-any-return]
         if cls not in _library_classes.values() and issubclass(cls, saved):

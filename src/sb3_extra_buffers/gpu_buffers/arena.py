@@ -54,7 +54,7 @@ class RawBuffer:
         self.storage: th.UntypedStorage = storage
         self.bytes = _view(storage)
         """All of it as a tensor."""
-        # After what it serves, because attributes go in this order: a pool returns what nobody uses when it goes.
+        # Assigned last, because attributes are freed in this order, and a pool returns unused memory when it is freed.
         self._pools = [pool]
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ class RawBuffer:
         self.bytes, self.storage, self.device = other.bytes, other.storage, other.device
 
     def return_old_memory(self) -> None:
-        """Nobody has :attr:`bytes` from before the last move any more, so that memory can go back to the device."""
+        """Free the memory from before the last move. Nothing may use the old :attr:`bytes` any more."""
         if len(self._pools) > 1:
             self._pools = self._pools[-1:]
 

@@ -1,4 +1,4 @@
-"""What all buffers on a torch device have in common."""
+"""The base class of buffers on a torch device."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class GpuOptions(CommonOptions, total=False):
 
 
 def normal_tensors(method: Method) -> Method:
-    """Let a method of a buffer do its work outside inference mode: what is made in it can never be changed again."""
+    """Run a method outside inference mode, because tensors created in it cannot be modified outside."""
 
     @functools.wraps(method)
     def outside(*args: Any, **kwargs: Any) -> Any:
@@ -56,7 +56,7 @@ def normal_tensors(method: Method) -> Method:
 
 
 class BaseGpuBuffer(BaseCompressedBuffer):
-    """Put before a compressed buffer class, it keeps the compressed observations on a torch device.
+    """A mixin for compressed buffer classes that keeps observations on a torch device.
 
     Arguments as of :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`, with these differences:
 
@@ -70,9 +70,9 @@ class BaseGpuBuffer(BaseCompressedBuffer):
     """
 
     _checked_device: th.device | None = None
-    """What ``device`` was when the buffer last made sure to be in the right place."""
+    """The value of ``device`` when the buffer was last moved."""
     _outputs_stay = True
-    """Whether batches are wanted where they are made."""
+    """Whether batches stay on the device that holds the observations."""
     _stream: int | None = None
     """The CUDA stream that last worked for this buffer, as CUDA knows it..."""
     _last_stream: th.cuda.Stream | None = None
@@ -189,10 +189,10 @@ class BaseGpuBuffer(BaseCompressedBuffer):
         self._checked_device = self.device
 
     def _move_fields(self, location: th.device) -> None:
-        """What there is beside observations, to another device."""
+        """Move everything other than observations."""
 
     def _follow_stream(self) -> None:
-        """Work goes on where the last left off: what one CUDA stream writes, another must wait for before it reads."""
+        """If the current CUDA stream has changed, let it wait for the previous one."""
         if self._location.type != "cuda":
             return
         current = th._C._cuda_getCurrentRawStream(self._location.index)
@@ -254,7 +254,7 @@ class BaseGpuBuffer(BaseCompressedBuffer):
 
 
 def _config_for(config: StorageConfig, is_image: bool) -> StorageConfig:
-    """The configuration with its method and options as they are here."""
+    """The configuration with the defaults of GPU buffers."""
     method = (
         (parse_method("delta") if is_image else parse_method("none")) if config.recipe is None else config.recipe.method
     )
@@ -269,7 +269,7 @@ def _config_for(config: StorageConfig, is_image: bool) -> StorageConfig:
 
 
 def _with_index(device: th.device) -> th.device:
-    """``cuda`` as the GPU that it means."""
+    """Replace ``cuda`` by the current GPU, such as ``cuda:0``."""
     if device.type == "cuda" and device.index is None and th.cuda.is_available():
         return th.device("cuda", th.cuda.current_device())
     return device

@@ -1,4 +1,4 @@
-"""What all stores of observations on a torch device have in common."""
+"""The interface of stores of observations on a torch device."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Places:
 
 
 class DeviceStore(ObservationStore, ABC):
-    """A store whose observations leave it as tensors on ``device``."""
+    """A store that returns observations as tensors on ``device``."""
 
     def __init__(self, *, device: th.device, budget: HeapBudget, **kwargs: Any) -> None:
         self.device = device
@@ -56,7 +56,7 @@ class DeviceStore(ObservationStore, ABC):
     @property
     @abstractmethod
     def gathers_fields(self) -> bool:
-        """Whether a kernel gathers observations, which can bring the fields along."""
+        """Whether one kernel gathers observations and fields."""
 
     @abstractmethod
     def to(self, device: th.device) -> None:
@@ -68,7 +68,7 @@ class DeviceStore(ObservationStore, ABC):
 
     @abstractmethod
     def make_room(self, step: Step, slot: int) -> None:
-        """For a step in ``slot``. All that can fail happens here, before anything is stored."""
+        """Make room for a step in ``slot``. Everything that can fail happens here, before anything is stored."""
 
     @abstractmethod
     def write_step(self, places: list[tuple[int, int]], step: Step) -> None:
@@ -87,7 +87,7 @@ class DeviceStore(ObservationStore, ABC):
 
     @abstractmethod
     def check_device(self) -> None:
-        """The part of ``check()`` that concerns what is on the device."""
+        """Check what is on the device, as a part of ``check()``."""
 
     @property
     def device_bytes(self) -> int:
@@ -122,7 +122,7 @@ class DeviceStore(ObservationStore, ABC):
                 self.digests.columns[column][slot, slice(None) if lanes is None else lanes] = values
 
     def _outputs_of(self, columns: list[int], places: Places, stored: list[th.Tensor]) -> list[th.Tensor]:
-        """Stored values as a user wants them, compared with their checksums where there are any."""
+        """Compare stored values with their checksums, if there are any, and convert them to the output dtype."""
         if self.digests is not None:
             for column, slots, values in zip(columns, places.slots, stored, strict=True):
                 self.digests.compare(column, slots, places.envs, values.cpu().numpy())

@@ -2,10 +2,9 @@
 
 All fields of a slot lie side by side, so that a step crosses the bus in one piece.
 
-The host's arrays are the truth. There are more ways to write to an array than anyone can watch (``np.copyto``,
-``.flat``, a view), so nobody tries to: a field is *lent* to whoever asks for it, and as long as an array that was lent,
-or a view of one, is alive, batches take their fields from the host. When the last of them is gone, everything is sent
-anew. Training asks for none of them, so it never pays for that.
+The arrays on the host are authoritative. Writes to a NumPy array cannot be observed (``np.copyto``, ``.flat``, views).
+So while a user holds the array of a field, or a view of it, batches take their fields from the host. Once all of these
+arrays are gone, all fields are sent to the device again. Training never accesses these arrays, so it pays nothing.
 """
 
 from __future__ import annotations

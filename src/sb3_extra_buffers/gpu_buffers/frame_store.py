@@ -31,28 +31,28 @@ from sb3_extra_buffers.storage.stacking import MemoryForm, StackLayout
 
 _RING_FRAMES = 4096
 _RING_BYTES = 32 << 20
-"""What the rings of all lanes hold together, unless a step of each needs more."""
+"""The size of the ring of all lanes together. It is larger where one step needs more."""
 _ALIGNMENT = 16
 """Kernels are compiled for tensors that begin at a multiple of this."""
 _SIGN = -(1 << 31)
 
 
 class DeviceFrameStore(CappedFrameStore):
-    """A frame store on ``device``. What the host knows of ``heads`` is as of the last report."""
+    """A frame store on ``device``. On the host, ``heads`` are as of the last report."""
 
     codec: DeviceCodec
     arena: DeviceArena
     tensors: DeviceFrames
-    """What kernels work on."""
+    """The tensors that kernels read and write."""
 
     def __init__(self, codec: DeviceCodec, n_lanes: int, layout: StackLayout, device: th.device, budget: HeapBudget):
         super().__init__(codec, n_lanes, layout, DeviceArena(device, budget))
         self.device = device
         self._report: Report | None = None
         self._references = np.zeros(n_lanes, dtype=np.int64)
-        """What the frames of the report were compared with."""
+        """The reference of each lane when the report was requested."""
         self._in_report = 0
-        """Observations of each lane whose number of new frames the report will tell."""
+        """Observations of each lane whose new frames the report will count."""
         self._since_report = 0
         """Observations of each lane that arrived later."""
         self._create_tensors()
@@ -69,22 +69,22 @@ class DeviceFrameStore(CappedFrameStore):
             with contextlib.suppress(CapacityError):  # frames for which there is no room go on waiting
                 self._place_records()
         if self._report is None and self._most_in_ring + n_frames > ring_frames // 4:
-            self._ask(ends)
+            self._request_report(ends)
         while self._most_in_ring + n_frames > ring_frames:
             if self._report is None:
-                self._ask(ends)
+                self._request_report(ends)
             try:
                 self._place_records()
             except CapacityError:
                 if not self._since_report:
                     raise
-                self._ask(ends)  # less may be in use by now
+                self._request_report(ends)  # less may be in use by now
 
     def make_room(self, n_observations: int, oldest: Callable[[], Indices]) -> None:
         self.reserve(n_observations, [])
 
     def append(self, lanes: Indices, observations: npt.NDArray[Any], oldest: Callable[[], Indices]) -> Indices:
-        """For the host, which waits for the result. Nothing is released."""
+        """Append from the host, which waits for the result. Nothing is released."""
         self.reserve(1, [])
         ends = th.zeros((1, self.n_lanes), dtype=th.int32, device=self.device)
         self.append_on_device(self.send([observations]), [ends], [0], lanes)
@@ -135,11 +135,11 @@ class DeviceFrameStore(CappedFrameStore):
 
     @property
     def _most_in_ring(self) -> int:
-        """No lane has more frames in the ring that are not in records."""
+        """An upper bound for the frames of a lane that are in the ring and in no record."""
         return int((self.heads - self.encoded).max()) + self.layout.stack * (self._in_report + self._since_report)
 
-    def _ask(self, ends: Sequence[th.Tensor]) -> None:
-        """Have all complete records measured."""
+    def _request_report(self, ends: Sequence[th.Tensor]) -> None:
+        """Request a report: the lengths of all complete records, measured on the device."""
         if isinstance(self.codec, DeviceDelta):
             self._renew_references(self.codec, np.flatnonzero(self.codec.references_for(self.n_lanes) == 0))
             self._references = self.codec.references_for(self.n_lanes)
@@ -151,7 +151,7 @@ class DeviceFrameStore(CappedFrameStore):
         self._in_report, self._since_report = self._in_report + self._since_report, 0
 
     def _place_records(self) -> None:
-        """Find room for the records of the report, which is waited for, and have them written."""
+        """Wait for the report, allocate room for its records, and let the device write them."""
         assert self._report is not None
         rows: Indices = self._report.wait()
         np.maximum(self.heads, rows[:, 0], out=self.heads)
@@ -243,22 +243,22 @@ class DeviceFrameStore(CappedFrameStore):
 
     # Between host and device
 
-    def learn_heads(self) -> None:
-        """Wait for the device, and let the host know how many frames there are."""
+    def fetch_heads(self) -> None:
+        """Wait for the device, and copy the numbers of frames to the host."""
         self.heads[:] = self.tensors.heads.cpu().numpy()
         self._in_report = self._since_report = 0
 
     def settle(self) -> None:
-        """Wait for the device, and have everything encoded for which there is room."""
-        self.learn_heads()
+        """Wait for the device, and encode all complete records, as far as there is room."""
+        self.fetch_heads()
         with contextlib.suppress(CapacityError):
             while self._report is not None or (self.heads - self.encoded >= self.codec.frames_per_record).any():
                 if self._report is None:
-                    self._ask([])
+                    self._request_report([])
                 self._place_records()
 
     def send_numbers(self) -> None:
-        """Let the device know the host's numbers of frames, which have changed. There is nothing to report any more."""
+        """Send the numbers of frames, which the host has changed, to the device. Pending reports are void."""
         copy_into(self.tensors.heads, self.heads)
         copy_into(self.tensors.encoded, self.encoded)
         self._report, self._in_report, self._since_report = None, 0, 0
@@ -270,7 +270,7 @@ class DeviceFrameStore(CappedFrameStore):
         self.codec.gather(self.tensors, batch)
 
     def gather(self, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
-        """For the host, which waits for it. Batches for training are gathered by the observation store."""
+        """Gather frames for the host, which waits for them. Training batches go through :meth:`launch`."""
         n, stack = len(lanes), self.layout.stack
         if not n:
             return
@@ -315,7 +315,7 @@ class DeviceFrameStore(CappedFrameStore):
             self.tensors.ring.view(-1, waiting.shape[1]).index_copy_(0, rows, upload(waiting, self.device))
 
     def _create_tensors(self, fewest: int = 0) -> None:
-        """Everything on the device, as the host's numbers say.
+        """Create all tensors on the device from the state of the host.
 
         :param fewest: How many frames the ring must hold at least.
         """

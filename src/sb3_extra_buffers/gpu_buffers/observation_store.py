@@ -44,7 +44,7 @@ class PackedObservationStore(DeviceStore):
 
     def __init__(self, **kwargs: Any) -> None:
         self._decide_again = False
-        """Whether observations are still as they came because there was no room for them elsewhere."""
+        """Whether observations are still uncompressed on the host because the device had no room for them."""
         self._device_ends: list[th.Tensor] = []
         """For each column, ``int32`` (slots, environments). ``ends`` are out of date while frames are on the device."""
         super().__init__(**kwargs)
@@ -65,7 +65,7 @@ class PackedObservationStore(DeviceStore):
             self.device = device
             self.restore(state)
         except BaseException:
-            self._go_back(before)
+            self._undo(before)
             raise
 
     def checked_step(self, step: Sequence[Any]) -> Step:
@@ -154,7 +154,7 @@ class PackedObservationStore(DeviceStore):
 
     def check(self) -> None:
         with self.lock.held:
-            self._learn()
+            self._fetch_ends()
             super().check()
 
     def check_device(self) -> None:
@@ -164,7 +164,7 @@ class PackedObservationStore(DeviceStore):
 
     def state(self) -> State:
         with self.lock.held:
-            self._learn()
+            self._fetch_ends()
             return super().state()
 
     def restore(self, state: SavedState) -> None:
@@ -188,12 +188,12 @@ class PackedObservationStore(DeviceStore):
             super()._review()
 
     def compact(self) -> None:
-        self._learn()
+        self._fetch_ends()
         with contextlib.suppress(CapacityError):
             super().compact()
 
     def renumber(self) -> None:
-        self._learn()
+        self._fetch_ends()
         frames = self.device_frames
         with uninterrupted():
             super().renumber()
@@ -203,16 +203,16 @@ class PackedObservationStore(DeviceStore):
 
     def rebuild(self, layout: StackLayout, recipe: CodecRecipe) -> None:
         before = dict(self.__dict__)
-        self._learn()
+        self._fetch_ends()
         try:
             super().rebuild(layout, recipe)
             self._send_ends()
         except BaseException:
-            self._go_back(before)
+            self._undo(before)
             raise
 
-    def _go_back(self, before: dict[str, Any]) -> None:
-        """What was there before serves as it did."""
+    def _undo(self, before: dict[str, Any]) -> None:
+        """Restore the attributes of before a change that failed."""
         with uninterrupted():
             self.__dict__.update(before)
             self._count_arena(self.frames)
@@ -231,31 +231,31 @@ class PackedObservationStore(DeviceStore):
         return frames
 
     def _count_arena(self, frames: FrameStore) -> None:
-        """Let the arena of ``frames``, and no other of this store, count for the budget."""
+        """Count the arena of ``frames`` against the budget, instead of the previous one of this store."""
         self.budget.arenas.pop(id(self), None)
         if isinstance(frames.arena, CappedArena):
             self.budget.arenas[id(self)] = frames.arena
 
     def _send_ends(self) -> None:
-        """Let the device know where observations end."""
+        """Send the frame numbers of all observations to the device."""
         self._device_ends = []
         if self.device_frames is not None:
             self._device_ends = [upload(ends.view(np.int32), self.device) for ends in self.ends]
 
     @property
     def _used_ends(self) -> list[th.Tensor]:
-        """Where observations end, in slots that were ever written to."""
+        """The frame numbers on the device, without slots that were never written."""
         return [ends[: max(self.slots_used, 1)] for ends in self._device_ends]
 
-    def _learn(self) -> None:
-        """Let the host know what the device knows."""
+    def _fetch_ends(self) -> None:
+        """Copy the frame numbers of all observations to the host, which waits for the device."""
         if self.device_frames is not None and self._device_ends:
-            self.device_frames.learn_heads()
+            self.device_frames.fetch_heads()
             self.ends = [ends.cpu().numpy().view(np.uint32) for ends in self._device_ends]
 
 
 class DenseObservationStore(DeviceStore):
-    """Observations as they are, in a tensor of all columns, slots and environments."""
+    """Uncompressed observations, in one tensor of all columns, slots and environments."""
 
     def _start(self) -> None:
         # Bytes, because torch can do little with some dtypes.

@@ -1,4 +1,4 @@
-"""Whether records are what their codec writes, and whether a device holds what the host believes.
+"""Checks of untrusted records, and of the device's copy of the index.
 
 Kernels trust every record: they have no way to raise an error, and looking would take as long as decoding. So records
 that come from a file are checked once, here, on the host, all of them together.

@@ -126,15 +126,15 @@ def read_arguments(file: Container) -> dict[str, Any]:
     """The constructor arguments of the buffer in a file."""
     arguments = decode(file.meta.get("arguments"))
     if not isinstance(arguments, dict):
-        raise CorruptDataError(f"{file.path} makes no sense: it has no arguments for a buffer.")
+        raise CorruptDataError(f"{file.path} is corrupt: it has no arguments for a buffer.")
     if forbidden := sorted(_FORBIDDEN_IN_FILES & arguments.keys()):
-        raise CorruptDataError(f"{file.path} makes no sense: no saved buffer has the arguments {forbidden}.")
+        raise CorruptDataError(f"{file.path} is corrupt: no saved buffer has the arguments {forbidden}.")
     for name in _NUMBERS:
         value = arguments.get(name, 1)
         if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
-            raise CorruptDataError(f"{file.path} makes no sense: {name} is {value!r}, not a number.")
+            raise CorruptDataError(f"{file.path} is corrupt: {name} is {value!r}, not a number.")
     if arguments.get("n_steps", 1) > _MOST_STEPS:
-        raise CorruptDataError(f"{file.path} makes no sense: returns of {arguments['n_steps']} steps.")
+        raise CorruptDataError(f"{file.path} is corrupt: returns of {arguments['n_steps']} steps.")
     return arguments
 
 
@@ -146,7 +146,7 @@ def as_corrupt(path: Path) -> Iterator[None]:
     except (ExtraBuffersError, OSError):
         raise
     except Exception as error:
-        raise CorruptDataError(f"{path} makes no sense: {error}") from error
+        raise CorruptDataError(f"{path} is corrupt: {error}") from error
 
 
 def _as_bytes(value: Json) -> npt.NDArray[np.uint8]:

@@ -176,7 +176,7 @@ class BufferFolder:
             buffer._restore(SavedState(file, file.meta["state"]))
         paths = [arena.memory.path for arena in _arenas(buffer)]
         if len(set(paths)) < len(paths):
-            raise CorruptDataError(f"{state} makes no sense: several stores are in the same file.")
+            raise CorruptDataError(f"{state} is corrupt: several stores are in the same file.")
         return None
 
     def close(self) -> None:

@@ -147,4 +147,4 @@ def _parse(path: Path, parse: Callable[[], Result]) -> Result:
     try:
         return parse()
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError, MemoryError) as error:
-        raise CorruptDataError(f"{path} has a manifest that makes no sense: {error}.") from error
+        raise CorruptDataError(f"{path} has a manifest that is corrupt: {error}.") from error
