@@ -13,6 +13,7 @@ import numpy as np
 
 from benchmarks.recordings import Recording, load_recording, transitions
 from sb3_extra_buffers.compressed import CompressedReplayBuffer
+from sb3_extra_buffers.storage.observation_store import ObservationStore
 
 LENGTHS = (1, 2, 4, 8, 16, 32)
 
@@ -34,7 +35,9 @@ def main() -> None:
                 buffer.sample(256)
                 times[length].append(1e6 * (time.perf_counter() - began))
         for length, buffer in buffers.items():
-            frames = int(buffer._stores[""].frames.encoded.sum())
+            store = buffer._stores[""]
+            assert isinstance(store, ObservationStore)
+            frames = int(store.frames.encoded.sum())
             payload = buffer.memory_usage().payload / frames
             print(f"| {name} | {length} | {payload:.0f} | {statistics.median(times[length]):,.0f} |")
 

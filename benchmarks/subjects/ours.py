@@ -10,6 +10,7 @@ from stable_baselines3.common.buffers import ReplayBuffer, RolloutBuffer
 from benchmarks.subjects.sb3 import Sb3Like
 from sb3_extra_buffers.compressed import CompressedReplayBuffer, CompressedRolloutBuffer
 from sb3_extra_buffers.measure.buffers import buffer_arguments
+from sb3_extra_buffers.storage.observation_store import ObservationStore
 
 
 class Ours(Sb3Like):
@@ -36,5 +37,7 @@ class Ours(Sb3Like):
 
     def payload_per_frame(self) -> float:
         assert isinstance(self.buffer, CompressedReplayBuffer)
+        store = self.buffer._stores[""]
+        assert isinstance(store, ObservationStore)
         # Frames that were ever encoded: those that have been overwritten since would count, too.
-        return self.buffer.memory_usage().payload / int(self.buffer._stores[""].frames.encoded.sum())
+        return self.buffer.memory_usage().payload / int(store.frames.encoded.sum())

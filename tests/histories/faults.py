@@ -33,10 +33,43 @@ class Fault(NamedTuple):
 
 ARENA, EXTENTS, FRAMES = "storage/arena.py", "storage/extent_arena.py", "storage/frame_store.py"
 INDEX, STORE = "storage/observation_index.py", "storage/observation_store.py"
+PLAIN = "storage/plain_store.py"
 DELTA, ZSTD_DICT, COUNTS = "codecs/delta.py", "codecs/zstd_dict.py", "codecs/references.py"
 MATCHING, GATHERING = "storage/matching_kernels.py", "storage/gather_kernels.py"
 KERNELS = "gpu_buffers/kernels/"
 
+PLAIN_FAULTS = [
+    Fault(
+        "all next observations are shared if one is",
+        PLAIN,
+        "equal = (before == after).all(axis=1)",
+        "equal = np.full(self.n_envs, (before == after).all(axis=1).any())",
+    ),
+    Fault(
+        "assigned observations change the step before",
+        PLAIN,
+        "        self._unshare(slot, lanes)\n        self._observed",
+        "        self._observed",
+    ),
+    Fault(
+        "a row in use counts as free",
+        PLAIN,
+        "own: list[int] = rows[rows >= self._first_free].tolist()",
+        "own: list[int] = rows.tolist()",
+    ),
+    Fault(
+        "an assigned next observation is not compared",
+        PLAIN,
+        "        if slot == self._newest:\n            self._newest_bytes = None\n",
+        "",
+    ),
+    Fault(
+        "a step out of turn takes the block of the newest",
+        PLAIN,
+        "            self._keep_newest(slot)\n",
+        "",
+    ),
+]
 STORAGE_FAULTS = [
     Fault(
         "a wrapped ring writes over its oldest bytes",
@@ -434,4 +467,4 @@ DEVICE_FAULTS = [
         kernels=True,
     ),
 ]
-FAULTS = [*STORAGE_FAULTS, *CODEC_FAULTS, *BUFFER_FAULTS, *DEVICE_FAULTS]
+FAULTS = [*PLAIN_FAULTS, *STORAGE_FAULTS, *CODEC_FAULTS, *BUFFER_FAULTS, *DEVICE_FAULTS]

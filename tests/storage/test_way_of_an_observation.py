@@ -18,7 +18,6 @@ from sb3_extra_buffers.codecs.delta import DeltaCodec
 from sb3_extra_buffers.compiled import load_kernels
 from sb3_extra_buffers.compressed import CompressedReplayBuffer
 from sb3_extra_buffers.storage.arena import Arena
-from sb3_extra_buffers.storage.outputs import OutputPool
 
 PACKAGE = Path(sb3_extra_buffers.__file__).parent
 DOCS = PACKAGE.parents[1] / "docs" / "how-it-works.md"
@@ -69,7 +68,6 @@ def test_five_files_there_and_five_back(monkeypatch: pytest.MonkeyPatch) -> None
     with monkeypatch.context() as patch:
         kernels = load_kernels("sb3_extra_buffers.storage.gather_kernels")
         sampling.watch(patch, kernels, "gather", "storage/gather_kernels.py")
-        sampling.watch(patch, OutputPool, "take", "storage/outputs.py")
         buffer.sample(8)
     assert adding.files == documented("Adding:")
     assert sampling.files == documented("Sampling:")

@@ -19,12 +19,13 @@ from sb3_extra_buffers.compressed.arguments import check_options, signature_of
 from sb3_extra_buffers.compressed.rows import SINGLE
 from sb3_extra_buffers.compressed.saving import SaveableBuffer
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
-from sb3_extra_buffers.storage.arena import Arena
+from sb3_extra_buffers.storage.base_store import BaseStore
 from sb3_extra_buffers.storage.config import FrameStack, StorageConfig
 from sb3_extra_buffers.storage.locking import BufferLock
 from sb3_extra_buffers.storage.observation_array import FlatObservations, ObservationArray
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 from sb3_extra_buffers.storage.outputs import OutputPool
+from sb3_extra_buffers.storage.plain_store import PlainStore, suits
 from sb3_extra_buffers.storage.usage import MemoryUsage, readable
 
 Observations = ObservationArray | FlatObservations
@@ -97,7 +98,7 @@ class BaseCompressedBuffer(SaveableBuffer):
         self.output_dtype = output_dtype
         self.verify = verify
         self._outputs = OutputPool()
-        self._stores: dict[str, ObservationStore] = {}
+        self._stores: dict[str, BaseStore] = {}
         self._lock = BufferLock()
         super().__init__(  # SB3's class, which knows more arguments than BaseBuffer
             buffer_size, _without_elements(observation_space), action_space, device=device, n_envs=n_envs, **of_sb3
@@ -202,16 +203,15 @@ class BaseCompressedBuffer(SaveableBuffer):
                 lock=self._lock,
             )
 
-    def _make_store(self, key: str, is_image: bool, **arguments: Any) -> ObservationStore:
+    def _make_store(self, key: str, is_image: bool, **arguments: Any) -> BaseStore:
         """The store of one key."""
         folder = self._folder
-        return ObservationStore(
-            config=self._config,
-            outputs=self._outputs,
-            make_arena=Arena if folder is None else folder.arena_maker(key),
-            make_zeros=np.zeros if folder is None else folder.zeros,
-            **arguments,
-        )
+        arguments |= {"config": self._config, "outputs": self._outputs}
+        if folder is not None:
+            return ObservationStore(make_arena=folder.arena_maker(key), make_zeros=folder.zeros, **arguments)
+        if suits(self._config, arguments["shape"], arguments["dtype"]):
+            return PlainStore(**arguments)
+        return ObservationStore(**arguments)
 
     def _column(
         self, column: int, shift: int = 0, guard: Callable[[], AbstractContextManager[None]] = nullcontext

@@ -122,8 +122,7 @@ class CompressedArray(np.ndarray):
     def nbytes(self) -> int:
         """Memory of the compressed observations and their index."""
         store = self._stored.store
-        held = store.frames.arena.nbytes + store.reference_bytes + store.frames.index_bytes
-        return held + sum(ends.nbytes for ends in store.ends)
+        return store.payload_bytes + store.reference_bytes + store.index_bytes(1.0)
 
     def to_numpy(self) -> npt.NDArray[Any]:
         """All observations, decoded, as an array of shape ``shape + obs_shape``."""

@@ -23,7 +23,7 @@ from sb3_extra_buffers.compressed.prefetch import Prefetcher
 from sb3_extra_buffers.compressed.rows import SINGLE, part_of, row_of
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
 from sb3_extra_buffers.state import SavedState
-from sb3_extra_buffers.storage.observation_store import Appended, ObservationStore
+from sb3_extra_buffers.storage.base_store import BaseStore
 
 if TYPE_CHECKING:
     from minari import MinariDataset
@@ -125,18 +125,18 @@ class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
     ) -> None:
         # SB3's own method would copy every observation twice before it reaches the store. This one first checks all
         # values, then stores frames that nothing refers to yet, and then makes the step visible, which cannot fail.
-        pos, stores = self.pos, self._stores
+        pos = self.pos
         checked = [
             (store, (store.checked(part_of(obs, key)), store.checked(part_of(next_obs, key))))
-            for key, store in stores.items()
+            for key, store in self._stores.items()
         ]
         row = (
             row_of(self.actions, np.asarray(action).reshape(self.n_envs, self.action_dim)),
             row_of(self.rewards, reward),
             row_of(self.dones, done),
-            self._timeouts_of(infos) if self.handle_timeout_termination else None,
+            self._timeouts_of(infos) if self.handle_timeout_termination else 0.0,
         )
-        for store in stores.values():
+        for store, _ in checked:
             store.prepare(2, pos)
         appended = [(store, store.append(pair)) for store, pair in checked]
         try:
@@ -144,17 +144,15 @@ class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
         except BaseException:  # Ctrl-C: the transition is stored as a whole nevertheless
             self._commit(pos, appended, row)
             raise
-        for store in stores.values():
+        for store, _ in checked:
             store.finish_step()
 
-    def _commit(self, pos: int, appended: list[tuple[ObservationStore, Appended]], row: tuple[Any, ...]) -> None:
+    def _commit(self, pos: int, appended: list[tuple[BaseStore, Any]], row: tuple[Any, ...]) -> None:
         """Make a stored transition the one at ``pos``. Doing it twice does no harm."""
-        places = [(0, pos), (0, (pos + 1) % self.buffer_size) if self.optimize_memory_usage else (1, pos)]
+        places = ((0, pos), (0, (pos + 1) % self.buffer_size) if self.optimize_memory_usage else (1, pos))
         for store, observations in appended:
             store.place(places, observations)
-        self.actions[pos], self.rewards[pos], self.dones[pos], timeouts = row
-        if timeouts is not None:
-            self.timeouts[pos] = timeouts
+        self.actions[pos], self.rewards[pos], self.dones[pos], self.timeouts[pos] = row
         if pos + 1 == self.buffer_size:
             self.full = True
             self.pos = 0

@@ -114,13 +114,6 @@ class DeviceStore(ObservationStore, ABC):
         arrays = [self.checked(part.cpu() if isinstance(part, th.Tensor) else part) for part in step]
         return arrays, None if self.digests is None else [digests_of(array) for array in arrays]
 
-    def _place_digests(
-        self, places: list[tuple[int, int]], digests: list[Digests] | None, lanes: Indices | None = None
-    ) -> None:
-        if self.digests is not None and digests is not None:
-            for (column, slot), values in zip(places, digests, strict=True):
-                self.digests.columns[column][slot, slice(None) if lanes is None else lanes] = values
-
     def _outputs_of(self, columns: list[int], places: Places, stored: list[th.Tensor]) -> list[th.Tensor]:
         """Compare stored values with their checksums, if there are any, and convert them to the output dtype."""
         if self.digests is not None:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sb3_extra_buffers.codecs.base import Indices
-from sb3_extra_buffers.storage.observation_store import ObservationStore
+from sb3_extra_buffers.storage.base_store import BaseStore
 
 
 class ObservationArray:
@@ -24,7 +24,7 @@ class ObservationArray:
 
     def __init__(
         self,
-        store: ObservationStore,
+        store: BaseStore,
         column: int = 0,
         shift: int = 0,
         guard: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -58,7 +58,7 @@ class ObservationArray:
         return self.store.n_slots
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype}, method={self.store.codec.label!r})"
+        return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype}, method={self.store.label!r})"
 
     def __getitem__(self, key: Any) -> Any:
         slots, envs, rest = self._locate(key)

@@ -17,13 +17,12 @@ import numpy.typing as npt
 from sb3_extra_buffers.codecs.base import Codec, Indices
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.storage.arena import Arena
+from sb3_extra_buffers.storage.base_store import BaseStore
 from sb3_extra_buffers.storage.config import CodecRecipe
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.gathering import gather_observations
 from sb3_extra_buffers.storage.memory import zeros
 from sb3_extra_buffers.storage.stacking import StackLayout
-
-MakeZeros = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
 
 _WORTH_COMPACTING = 1 << 20
 _PIECE = 4096
@@ -36,7 +35,7 @@ class EarlierCodec(NamedTuple):
     frames: FrameStore
 
 
-class ObservationIndex:
+class ObservationIndex(BaseStore):
     """``n_slots`` × ``n_envs`` observations in one or more *columns*, and the frame stores that hold their frames.
 
     Every method that changes several attributes ends with one assignment to all of them, so that Ctrl-C leaves either
@@ -49,25 +48,12 @@ class ObservationIndex:
     """The store of the codec in use."""
 
     def __init__(
-        self,
-        n_slots: int,
-        n_envs: int,
-        shape: tuple[int, ...],
-        stored_dtype: np.dtype[Any],
-        n_columns: int,
-        make_arena: Callable[[], Arena],
-        make_zeros: MakeZeros,
+        self, n_slots: int, n_envs: int, *args: Any, make_arena: Callable[[], Arena] = Arena, **kwargs: Any
     ) -> None:
-        self.n_slots = n_slots
-        self.n_envs = n_envs
-        self.shape = shape
-        self.stored_dtype = stored_dtype
+        super().__init__(n_slots, n_envs, *args, **kwargs)
         self._make_arena = make_arena
-        self._make_zeros = make_zeros
-        self.ends = [make_zeros((n_slots, n_envs), np.dtype(np.uint32)) for _ in range(n_columns)]
+        self.ends = [self._make_zeros((n_slots, n_envs), np.dtype(np.uint32)) for _ in range(self.n_columns)]
         """The number of the frame after an observation's last frame; 0 where there is no observation."""
-        self.slots_used = 0
-        """Slots from this one on have never been written, so nothing has to search them."""
         self._earlier: list[EarlierCodec] = []
         """Replaced codecs that still hold observations, the newest first."""
         self._compact_at = _WORTH_COMPACTING
@@ -135,7 +121,7 @@ class ObservationIndex:
         """Store all observations again, in the order in which they came."""
         before = self.layout, self.recipe, self.frames, self.ends, self._earlier
         old_layout, old_ends = self.layout, self.ends
-        stores, slots = self.frame_stores, self._by_age(*self.ends)
+        stores, slots = self.frame_stores, self.slots_by_age()
         try:
             self.use(layout, recipe)
             # Not zeros_like(), which would write to all of it, and so take its memory.
@@ -239,8 +225,9 @@ class ObservationIndex:
         oldest: Indices = oldest_ends.astype(np.int64) + 1 - self.layout.stack
         return oldest
 
-    def _by_age(self, *columns: npt.NDArray[np.uint32]) -> Indices:
-        """Slots that hold an observation in one of the columns, oldest first."""
+    def slots_by_age(self, *columns: npt.NDArray[np.uint32]) -> Indices:
+        """Slots that hold an observation in one of these columns (by default, in any), oldest first."""
+        columns = columns or tuple(self.ends)
         newest = np.max([ends[: self.slots_used].max(axis=1) for ends in columns], axis=0)
         slots = np.flatnonzero(newest)
         return slots[np.argsort(newest[slots], kind="stable")]

@@ -1,6 +1,6 @@
-"""The store of a buffer's observations: what SB3's arrays are in SB3's buffers.
+"""Observations as compressed frames.
 
-It also decides how observations are stored: how they are cut into frames and, with ``auto``, by which codec.
+The store decides how observations are cut into frames and, with ``auto``, by which codec they are compressed.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,17 +17,14 @@ import torch as th
 
 from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.codecs.registry import parse_method
-from sb3_extra_buffers.errors import CorruptDataError, ObservationError
+from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
-from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.choice import choose_codec
-from sb3_extra_buffers.storage.config import CodecRecipe, StorageConfig, cast, saturate
-from sb3_extra_buffers.storage.digests import Digests, ObservationDigests, digests_of
+from sb3_extra_buffers.storage.config import CodecRecipe
+from sb3_extra_buffers.storage.digests import Digests
 from sb3_extra_buffers.storage.gathering import gather_observations
-from sb3_extra_buffers.storage.locking import BufferLock
-from sb3_extra_buffers.storage.observation_index import EarlierCodec, MakeZeros, ObservationIndex
-from sb3_extra_buffers.storage.outputs import OutputPool
-from sb3_extra_buffers.storage.pickling import Pickled, arguments_of, unpickled, upgraded_attributes
+from sb3_extra_buffers.storage.observation_index import EarlierCodec, ObservationIndex
+from sb3_extra_buffers.storage.pickling import arguments_of, upgraded_attributes
 from sb3_extra_buffers.storage.stacking import RGB, StackLayout, declared_layout, detect_layout
 
 logger = logging.getLogger("sb3_extra_buffers")
@@ -54,54 +51,20 @@ its last ones, and its checksums."""
 
 
 class ObservationStore(ObservationIndex):
-    """The observations of one space (of one key in a Dict space), in one or more columns.
-
-    A replay buffer has two columns, observations and next observations, that share their frames. A slot that was never
-    written reads as zeros, as in SB3.
-
-    An observation is written in three parts: :meth:`prepare` does all that can fail, :meth:`append` stores its frames,
-    and :meth:`place` puts it into a slot. Whatever happens in between, stored observations stay readable.
+    """Observations as compressed frames, which columns share.
 
     The first decision how to store observations falls after a few dozen steps. Until then they are not compressed.
     ``auto`` checks it soon after, and whenever the size of compressed frames has changed.
-
-    :param as_float: Return float32, whatever the space's dtype.
-    :param divisor: What observations are divided by when they are read.
-    :param verify: Keep a checksum of every observation, and compare it when the observation is read.
-    :param lock: What threads must hold to change or read the store; by default its own.
     """
 
-    def __init__(
-        self,
-        n_slots: int,
-        n_envs: int,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        config: StorageConfig,
-        n_columns: int = 1,
-        outputs: OutputPool | None = None,
-        as_float: bool = False,
-        divisor: float = 1.0,
-        make_arena: Callable[[], Arena] = Arena,
-        make_zeros: MakeZeros = np.zeros,
-        verify: bool = False,
-        lock: BufferLock | None = None,
-    ) -> None:
-        super().__init__(n_slots, n_envs, shape, config.stored_dtype(dtype), n_columns, make_arena, make_zeros)
-        self.dtype = dtype
-        self.config = config
-        self.outputs = outputs or OutputPool()
-        self.output_dtype = np.dtype(np.float32) if as_float else dtype
-        self.divisor = divisor
-        self.lock = lock or BufferLock()
-        self.digests = ObservationDigests(n_columns, n_slots, n_envs, make_zeros) if verify else None
+    def __init__(self, n_slots: int, n_envs: int, shape: tuple[int, ...], *args: Any, **kwargs: Any) -> None:
+        super().__init__(n_slots, n_envs, shape, *args, **kwargs)
         self._has_elements = math.prod(shape) > 0
         self._all_lanes = np.arange(n_envs)
-        self._step_shape = (n_envs, *shape)
         self._steps = 0
         self._decide_at: int | None = None
         """The step of the first decision; ``None`` once it has been made."""
-        self._recheck_at: int | None = _RECHECK_STEP if config.recipe is None else None
+        self._recheck_at: int | None = _RECHECK_STEP if self.config.recipe is None else None
         """The next step at which ``auto`` checks whether another codec has become better."""
         self._saved_steps: list[npt.NDArray[Any]] = []
         """Steps that a decision needs and that have been overwritten or cleared."""
@@ -121,39 +84,7 @@ class ObservationStore(ObservationIndex):
         entries = round(filled * sum(array.nbytes for array in arrays))
         return entries + sum(frames.index_bytes for frames in self.frame_stores)
 
-    def checked(self, observations: npt.ArrayLike, n: int | None = None) -> npt.NDArray[Any]:
-        """Observations for ``n`` (by default all) environments, ready to be written, or an error."""
-        array = np.asarray(observations)
-        if n is None and array.shape == self._step_shape:
-            pass  # as it nearly always is
-        elif array.shape != ((n := n or self.n_envs), *self.shape):
-            # As in SB3, a single environment may leave out its axis, and numbers may have any.
-            is_single = n == 1 and array.shape == self.shape
-            if not is_single and (array.size != n or math.prod(self.shape) != 1):
-                raise ObservationError(
-                    f"Expected observations of shape {(n, *self.shape)}, one for each of {n} environments, "
-                    f"but got {array.shape}. Is the buffer's observation space that of the environment?"
-                )
-            array = array.reshape(n, *self.shape)
-        if array.dtype != self.dtype:
-            array = cast(array, self.dtype)
-        if not array.flags.writeable:  # numba would compile its kernels again for it
-            array = array.copy(order="K")
-        return array if array.dtype is self.stored_dtype else saturate(array, self.stored_dtype)
-
-    def write(self, column: int, slot: int, observations: npt.NDArray[Any], lanes: Indices | None = None) -> None:
-        """Store :meth:`checked` observations, one for each environment or for each of ``lanes``."""
-        with self.lock.held:
-            self.prepare(1, slot if column == 0 else None)
-            self.place([(column, slot)], self.append([observations], lanes), lanes)
-            if column == 0:
-                self.finish_step()
-
     def prepare(self, n_observations: int, slot: int | None = None) -> None:
-        """Make room for so many observations of each environment. All that can fail happens here.
-
-        :param slot: The slot of the first column that is going to be overwritten.
-        """
         may_decide = self._decide_at is not None or self._recheck_at is not None
         if may_decide and slot is not None and self._is_collecting_steps and self.ends[0][slot].all():
             self._save_steps([slot])
@@ -161,8 +92,7 @@ class ObservationStore(ObservationIndex):
             self.frames.make_room(n_observations, self._oldest)
 
     def append(self, observations: Sequence[npt.NDArray[Any]], lanes: Indices | None = None) -> Appended:
-        """Store the frames of one or two :meth:`checked` observations of all environments, for :meth:`place`."""
-        digests = None if self.digests is None else [digests_of(part) for part in observations]
+        digests = self._digests_of(observations)
         if not self._has_elements:
             return [0] * len(observations), digests
         where = self._all_lanes if lanes is None else lanes
@@ -171,18 +101,16 @@ class ObservationStore(ObservationIndex):
         return [self.frames.append(where, observations[0], self._oldest)], digests
 
     def place(self, places: Sequence[tuple[int, int]], appended: Appended, lanes: Indices | None = None) -> None:
-        """Put appended observations into columns and slots. Doing it twice does no harm."""
         ends, digests = appended
         for i, (column, slot) in enumerate(places):
-            where = slot if lanes is None else (slot, lanes)
             if slot >= self.slots_used:  # first: frames of slots that are not in use are released
                 self.slots_used = slot + 1
-            self.ends[column][where] = ends[i]
-            if self.digests is not None and digests is not None:
-                self.digests.columns[column][where] = digests[i]
+            self.ends[column][slot if lanes is None else (slot, lanes)] = ends[i]
+        if digests is not None:
+            self._place_digests(places, digests, lanes)
 
     def finish_step(self) -> None:
-        """To be called when a step is complete: decides, once in a while, how to go on."""
+        """Decide, once in a while, how to go on."""
         self._steps += 1
         # Not only at the planned step: a decision that was interrupted then is made now.
         if self._decide_at is not None and self._steps >= self._decide_at:
@@ -192,36 +120,18 @@ class ObservationStore(ObservationIndex):
         if self.frames.arena.nbytes > self._compact_at:
             self.compact()
 
-    def read(self, wanted: list[tuple[int, Indices]], envs: Indices, device: th.device = CPU) -> list[npt.NDArray[Any]]:
-        """The observations at ``(slots[i], envs[i])``, for each column and its slots in ``wanted``, as fresh arrays."""
-        outs = self.read_stored(wanted, envs, device)
-        if self.stored_dtype != self.output_dtype:
-            outs = [out.astype(self.dtype).astype(self.output_dtype) for out in outs]
-        return outs if self.divisor == 1.0 else [out / np.float32(self.divisor) for out in outs]
-
-    def read_stored(
-        self, wanted: list[tuple[int, Indices]], envs: Indices, device: th.device
-    ) -> list[npt.NDArray[Any]]:
-        """The same in the dtype that they are stored in, before any normalization."""
-        if envs.dtype != np.int64:  # as NumPy 1 draws them on Windows
-            envs = envs.astype(np.int64)
-        with self.lock.held:
-            outs = [self.outputs.take((len(envs), *self.shape), self.stored_dtype, device) for _ in wanted]
-            firsts = self._firsts(wanted, envs)
-            if firsts.min(initial=0) < 0:
-                self._read_with_gaps(envs, firsts, outs)
-            elif len(envs):
-                gather_observations(self.frame_stores, self.layout, envs, firsts, outs)
-            if self.digests is not None:
-                for (column, slots), out in zip(wanted, outs, strict=True):
-                    self.digests.compare(column, slots, envs, out)
-        return outs
+    def _fill(self, wanted: list[tuple[int, Indices]], envs: Indices, outs: list[npt.NDArray[Any]]) -> None:
+        firsts = self._firsts(wanted, envs)
+        if firsts.min(initial=0) < 0:
+            self._read_with_gaps(envs, firsts, outs)
+        elif len(envs):
+            gather_observations(self.frame_stores, self.layout, envs, firsts, outs)
 
     def clear(self) -> None:
         """Remove all observations. The codec keeps what it has learnt from them."""
         with self.lock.held:
             if self._is_collecting_steps:
-                self._save_steps(self._by_age(self.ends[0]))
+                self._save_steps(self.slots_by_age(self.ends[0]))
             for ends in self.ends:
                 ends[: self.slots_used] = 0
             if self.digests is not None:
@@ -230,7 +140,6 @@ class ObservationStore(ObservationIndex):
             self.frames.clear()
 
     def check(self) -> None:
-        """Raise :class:`~sb3_extra_buffers.errors.CorruptDataError` if anything here contradicts something else."""
         with self.lock.held:
             self.check_index()
 
@@ -298,7 +207,7 @@ class ObservationStore(ObservationIndex):
     def _recent_steps(self, most: int) -> npt.NDArray[Any]:
         """The newest observations of all environments, ``(steps, n_envs, *shape)``, oldest first."""
         most = self._most_steps(most)
-        stored = self._steps_at(self._by_age(self.ends[0])[-most:])
+        stored = self._steps_at(self.slots_by_age(self.ends[0])[-most:])
         return np.array([*self._saved_steps, *stored][-most:], dtype=self.stored_dtype)
 
     def _most_steps(self, most: int) -> int:
@@ -345,7 +254,6 @@ class ObservationStore(ObservationIndex):
         }
 
     def restore(self, state: SavedState) -> None:
-        """Read what :meth:`state` returned, in a store that was made with the same arguments."""
         self._steps = state.integer("steps")
         self._decide_at = state.integer("decide_at") if state.has("decide_at") else None
         self._usual_frame_bytes = state.number("usual_frame_bytes") if state.has("usual_frame_bytes") else None
@@ -369,27 +277,8 @@ class ObservationStore(ObservationIndex):
         except CorruptDataError as error:
             raise state.error("frames", f"contradicts itself: {error}") from error
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"arguments": arguments_of(self), "state": Pickled(self.lock.held, self.state)}
-
     def __setstate__(self, pickled: dict[str, Any]) -> None:
         if "state" not in pickled:
             vars(self).update(upgraded_attributes(pickled))
             pickled = {"arguments": arguments_of(self), "state": self.state()}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the warning was shown when the store was created
-            ObservationStore.__init__(self, **pickled["arguments"])
-        self.restore(unpickled(pickled["state"]))
-
-    def _restore_digests(self, state: SavedState) -> None:
-        # Observations that were saved without checksums are not verified.
-        if self.digests is not None and state.has("digests") and state.part("digests").array_names():
-            self._restore_columns(state.part("digests"), self.digests.columns)
-
-    def _restore_columns(self, state: SavedState, columns: list[npt.NDArray[Any]]) -> None:
-        for column, fresh in enumerate(columns):
-            saved = state.array(str(column), fresh.dtype, fresh.shape)
-            if self._make_zeros is np.zeros:
-                columns[column] = saved
-            else:
-                fresh[:] = saved
+        super().__setstate__(pickled)

@@ -97,7 +97,7 @@ def arguments_of(store: Any) -> dict[str, Any]:
         "shape": store.shape,
         "dtype": store.dtype,
         "config": store.config,
-        "n_columns": len(store.ends),
+        "n_columns": store.n_columns,
         "as_float": store.output_dtype == np.float32,
         "divisor": store.divisor,
         "verify": store.digests is not None,
@@ -109,6 +109,7 @@ def upgraded_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
     renamed = {"_recipe": "recipe", "_slots_used": "slots_used"}
     upgraded: dict[str, Any] = {"digests": None, "_earlier": []}
     upgraded |= {renamed.get(name, name): value for name, value in attributes.items()}
+    upgraded["n_columns"] = len(upgraded["ends"])
     for frames in [upgraded["frames"], *(earlier.frames for earlier in upgraded["_earlier"])]:
         vars(frames).setdefault("base", np.zeros_like(frames.heads))
         frames.arena._memory = frames.arena._memory.memory
