@@ -29,7 +29,8 @@ def test_a_codec_is_chosen_also_if_the_choice_was_interrupted(monkeypatch: pytes
     for number, step in enumerate(itertools.islice(play(IMAGES, action_space=ACTIONS), 150)):
         with monkeypatch.context() as patch:
             if number < 80:
-                patch.setattr(observation_store, "choose_codec", interrupt)
+                patch.setattr(observation_store, "detect_layout", interrupt)
+                patch.setattr(observation_store, "Trials", interrupt)
             try:
                 buffer.add(*step)
             except KeyboardInterrupt:

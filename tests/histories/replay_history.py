@@ -126,9 +126,11 @@ class ReplayHistory(History):
             self.ahead.forget()
 
     def write_by_index(self) -> None:
-        """Slots and environments in no order."""
+        """Slots and environments in no order, the newest slot most often."""
         step = self.next_step()
         slot, env = int(self.rng.integers(self.plan.slots)), int(self.rng.integers(self.plan.n_envs))
+        if self.rng.random() < 0.3:
+            slot = (self.subject.pos - 1) % self.plan.slots
         names = ["observations"] if self.optimized else ["observations", "next_observations"]
         name = str(self.rng.choice(names))
         ours, theirs = getattr(self.subject, name), getattr(self.model, name)

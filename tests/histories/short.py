@@ -10,6 +10,8 @@ BUFFERS = ALL_CLASSES
 STEPS, LEARNING_STEPS = 200, 700
 PICTURES = {"stack", "stack, channels last", "stack of RGB", "RGB", "uint16", "float images", "Dict", "goals"}
 """Worlds where there is something to learn."""
+VECTORS = ("float64", "int32")
+"""Worlds whose observations are stored as plain rows."""
 KERNEL_STEPS = 24
 """Few, because Triton's interpreter is slow."""
 
@@ -25,6 +27,8 @@ def short_histories(buffer: str) -> list[Name]:
                 world = pictures[(i + number + shift) % len(pictures)]
                 names.append(Name(buffer, method, world, LEARNING_STEPS, number))
         names.append(Name(buffer, method, worlds[(i + shift) % len(worlds)], STEPS, 0))
+    if buffer in ("CompressedReplayBuffer", "CompressedNStepReplayBuffer", "CompressedRolloutBuffer"):
+        names += [Name(buffer, AUTO, world, STEPS, number) for world in VECTORS for number in range(1, 5)]
     return names
 
 

@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+from sb3_extra_buffers.storage.observation_store import _PlannedTrials
 from tests.histories.plans import Plan
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -35,8 +36,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "storage.observation_store": {
         "_DECISION_STEPS": 20,
         "_FEWEST_STEPS": 12,
-        "_RECHECK_STEP": 60,
-        "_RECHECK_STEPS": 24,
+        "_TRIALS": [_PlannedTrials(20, 14, 0.0), _PlannedTrials(60, 24, 0.0)],
+        "_DRIFT_STEPS": 24,
         "REVIEW_STEPS": 40,
         "_LAST_FRAME_NUMBER": 400,
     },

@@ -81,9 +81,9 @@ class TestSoak:
         assert "the same as SB3's" in capsys.readouterr().out
 
     def test_says_how_to_repeat_a_failure(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from sb3_extra_buffers.storage.observation_store import ObservationStore
+        from sb3_extra_buffers.storage.base_store import BaseStore
 
-        monkeypatch.setattr(ObservationStore, "read", lambda self, wanted, *_: [0] * len(wanted))
+        monkeypatch.setattr(BaseStore, "read", lambda self, wanted, *_: [0] * len(wanted))
         outcome = run("CompressedReplayBuffer:none:Discrete:100:0")
         assert outcome.error is not None
         assert "--repeat 'CompressedReplayBuffer:none:Discrete:100:0'" in outcome.error

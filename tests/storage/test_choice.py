@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium import spaces
 
+from sb3_extra_buffers.codecs.registry import parse_method
 from sb3_extra_buffers.compressed import CompressedReplayBuffer
 from sb3_extra_buffers.storage import observation_store
-from sb3_extra_buffers.storage.choice import choose_codec
-from sb3_extra_buffers.storage.config import StorageConfig
+from sb3_extra_buffers.storage.choice import Trial, Trials
+from sb3_extra_buffers.storage.config import CodecRecipe, StorageConfig
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 from sb3_extra_buffers.storage.stacking import StackLayout
 
@@ -32,21 +35,67 @@ def store_of(n_slots: int, dtype: type = np.uint8, shape: tuple[int, ...] = IMAG
     return ObservationStore(n_slots, 1, shape, np.dtype(dtype), AUTO)
 
 
+def best_for(steps: np.ndarray, **kwargs: Any) -> Trial:
+    trials = Trials(StackLayout(steps.shape[2:], steps.dtype), steps.shape[1], len(steps), **kwargs)
+    for step in steps:
+        assert not trials.is_complete
+        trials.add(step)
+    while not trials.is_complete:
+        trials.add(steps[-1])
+    return trials.best()
+
+
 def test_images_in_which_little_changes_are_compressed() -> None:
-    layout = StackLayout(IMAGE, np.dtype(np.uint8))
-    preference = choose_codec(layout, scene(np.random.default_rng(0), 64))
-    assert preference.recipe.method.name != "none"
-    assert preference.frame_bytes < 0.2 * layout.frame.nbytes
+    best = best_for(scene(np.random.default_rng(0), 64))
+    assert best.recipe.method.name != "none"
+    assert best.frame_bytes < 0.2 * best.raw_bytes
 
 
 def test_noise_ends_up_uncompressed() -> None:
     noise = np.random.default_rng(0).integers(0, 256, (64, 1, *IMAGE), dtype=np.uint8)
-    assert choose_codec(StackLayout(IMAGE, np.dtype(np.uint8)), noise).recipe.method.name == "none"
+    assert best_for(noise).recipe.method.name == "none"
 
 
-def test_vectors_end_up_uncompressed() -> None:
-    vectors = np.zeros((64, 1, 17), dtype=np.float32)
-    assert choose_codec(StackLayout((17,), np.dtype(np.float32)), vectors).recipe.method.name == "none"
+def test_small_frames_end_up_uncompressed() -> None:
+    assert best_for(np.zeros((64, 1, 17), dtype=np.float32)).recipe.method.name == "none"
+
+
+def result(method: str, frame_bytes: float, reading: float, storing: float = 10.0) -> Trial:
+    return Trial(CodecRecipe(parse_method(method)), 7000, frame_bytes, storing, reading)
+
+
+def chosen(prefer: Any, *results: Trial, current: str | None = None) -> str:
+    trials = Trials(
+        StackLayout(IMAGE, np.dtype(np.uint8)), 1, 8, prefer, current and CodecRecipe(parse_method(current))
+    )
+    trials._candidates = [SimpleNamespace(result=lambda trial=trial: trial) for trial in results]  # type: ignore[misc]
+    return trials.best().recipe.method.name
+
+
+def test_a_codec_that_reads_slower_than_sb3_is_chosen_only_for_memory() -> None:
+    raw, fast, small = result("none", 7000, 2.0), result("delta", 900, 1.0), result("zstd", 300, 4.5)
+    assert chosen("balanced", raw, fast, small) == "delta"
+    assert chosen("speed", raw, fast, small) == "delta"
+    assert chosen("memory", raw, fast, small) == "zstd"
+    assert chosen("balanced", raw, small) == "none"
+    assert chosen("memory", raw, result("zstd", 300, 99.0)) == "none"
+
+
+def test_a_preference_decides_between_codecs_that_are_fast_enough() -> None:
+    raw, fast, small = result("none", 7000, 2.0), result("delta", 900, 0.5), result("zstd", 200, 3.0)
+    assert chosen("speed", raw, fast, small) == "delta"
+    assert chosen("memory", raw, fast, small) == "zstd"
+
+
+def test_a_codec_that_saves_next_to_nothing_is_not_chosen() -> None:
+    assert chosen("balanced", result("none", 7000, 2.0), result("delta", 6900, 0.1)) == "none"
+
+
+def test_the_codec_in_use_stays_if_another_is_only_a_little_better() -> None:
+    results = result("none", 7000, 2.0), result("delta", 900, 1.0), result("zstd", 800, 1.0)
+    assert chosen("balanced", *results) == "zstd"
+    assert chosen("balanced", *results, current="delta") == "delta"
+    assert chosen("balanced", *results[:2], result("zstd", 400, 1.0), current="delta") == "zstd"
 
 
 def test_the_choice_is_logged_once_and_shown(caplog: pytest.LogCaptureFixture) -> None:
@@ -65,8 +114,7 @@ def test_the_choice_is_logged_once_and_shown(caplog: pytest.LogCaptureFixture) -
 @pytest.fixture
 def early_reviews(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observation_store, "REVIEW_STEPS", 100)
-    monkeypatch.setattr(observation_store, "_RECHECK_STEP", 0)
-    monkeypatch.setattr(observation_store, "_RECHECK_STEPS", 64)
+    monkeypatch.setattr(observation_store, "_DRIFT_STEPS", 64)
 
 
 @pytest.mark.usefixtures("early_reviews")
@@ -118,11 +166,12 @@ def test_indexed_colour_is_left_out_with_a_warning_where_there_is_none() -> None
     config = StorageConfig.from_arguments("gzip/1", None, {"indexed_colour": True}, None, "auto")
     store = ObservationStore(100, 1, (6, 10, 10), np.dtype(np.uint8), config)
     images = np.random.default_rng(0).integers(0, 256, (70, 6, 10, 10), dtype=np.uint8)
-    for slot, image in enumerate(images[:63]):
-        store.write(0, slot, store.checked(image[None]))
+
+    def write_all() -> None:
+        for slot, image in enumerate(images):
+            store.write(0, slot, store.checked(image[None]))
+
     with pytest.warns(UserWarning, match="are not RGB, so they are stored without indexed_colour"):
-        store.write(0, 63, store.checked(images[63][None]))
-    for slot, image in enumerate(images[64:], 64):
-        store.write(0, slot, store.checked(image[None]))
+        write_all()
     (found,) = store.read([(0, np.arange(70))], np.zeros(70, dtype=np.int64))
     np.testing.assert_array_equal(found, images)

@@ -135,7 +135,7 @@ def test_changing_the_codec_of_a_full_buffer_takes_no_longer_than_other_steps() 
 
 def test_auto_changes_to_another_codec_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observation_store, "REVIEW_STEPS", 80)
-    monkeypatch.setattr(observation_store, "_RECHECK_STEPS", 40)
+    monkeypatch.setattr(observation_store, "_DRIFT_STEPS", 40)
     game, used = Game(spaces.Box(0, 255, (2, 32, 32), np.uint8)), set()
     for _ in range(4):
         game.add(260)

@@ -1,4 +1,8 @@
-"""``auto``: try the installed codecs on recent observations, and choose the best trade of size against time."""
+"""``auto``: for some steps, several codecs store the same observations as the buffer. Then the best is chosen.
+
+The rule: a codec that reads observations more slowly than SB3's buffer is not chosen, unless the user prefers memory.
+Among the others, the cost decides, which weighs bytes against time. Where no codec is worth it, none is used.
+"""
 
 from __future__ import annotations
 
@@ -9,35 +13,43 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sb3_extra_buffers.codecs.availability import has_numba
 from sb3_extra_buffers.codecs.registry import available_methods, parse_method
-from sb3_extra_buffers.storage.config import CodecRecipe
+from sb3_extra_buffers.storage.config import CodecRecipe, Preference
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.stacking import RGB, StackLayout
 
-TIME_WEIGHT = 0.85
-"""Cost is bytes times time to this power: half the memory is worth a little more than twice the time."""
+TIME_WEIGHTS: dict[Preference, float] = {"speed": 4.0, "balanced": 0.85, "memory": 0.2}
+"""Cost is bytes times time to this power. When balanced, half the memory is worth a little more than twice the time."""
+TIME_WEIGHT = TIME_WEIGHTS["balanced"]
+SLOWEST_READ: dict[Preference, float] = {"speed": 1.0, "balanced": 1.0, "memory": 3.0}
+"""How long reading an observation may take, compared with SB3's buffer."""
+SB3_COPIES = 2
+"""SB3 copies observations into a batch, and the batch into a tensor."""
 _FIXED_BYTES = 64
 """About the size of a transition without its frame, whatever the codec."""
 _SMALL_ENOUGH = 1 / 64
 """Compressed to this part of a raw frame, further savings matter less and less."""
-
+_LEAST_SAVING = 0.1
 _READS = 8
 """How often an observation is read for each time that it is stored: by DQN with its usual batches, and by PPO."""
 _READ_AT_MOST = 1 << 19
 _MOST_LANES = 4
-DELTA_ACCEPT_RATIO = 1 / 20
-"""If ``delta`` compresses frames to this part or less, no other codec is tried."""
+_SMALLEST_FRAME = 512
+"""Smaller frames are not compressed: finding their records would cost too much."""
+_STAY = 0.75
+"""The codec in use is only replaced by one that costs this part or less."""
 
-_NONE = CodecRecipe(parse_method("none"))
+NONE = CodecRecipe(parse_method("none"))
+DELTA = CodecRecipe(parse_method("delta"))
 _INDEXED = {"indexed_colour": True}
-_DELTA = CodecRecipe(parse_method("delta"))
 _CANDIDATES = (
+    DELTA,
     CodecRecipe(parse_method("zstd-dict/3")),
     CodecRecipe(parse_method("zstd-dict/3"), {"frames_per_record": 8}),
     CodecRecipe(parse_method("zstd/3")),
 )
 _WITHOUT_ZSTD = (
+    DELTA,
     CodecRecipe(parse_method("lz4-frame/0")),
     CodecRecipe(parse_method("igzip/1")),
     CodecRecipe(parse_method("gzip/1")),
@@ -48,87 +60,145 @@ _RGB_CANDIDATES = (
     CodecRecipe(parse_method("zstd-dict/3"), {"frames_per_record": 8, **_INDEXED}),
     CodecRecipe(parse_method("gzip/1"), _INDEXED),
 )
-_SMALLEST_FRAME = 512
-"""Smaller frames, as of vector observations, are not compressed: finding their records would cost too much."""
+
+
+def is_worth_compressing(layout: StackLayout) -> bool:
+    return layout.frame.nbytes >= _SMALLEST_FRAME
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What a codec cost: bytes per frame, and the time to store an observation once and read it several times."""
+    """What a codec achieved: bytes per frame, and microseconds to store and to read an observation."""
 
     recipe: CodecRecipe
     raw_bytes: int
     frame_bytes: float
-    microseconds: float
+    storing: float
+    reading: float
+
+    def cost(self, prefer: Preference) -> float:
+        memory = self.frame_bytes + _FIXED_BYTES + _SMALL_ENOUGH * self.raw_bytes
+        return float(memory * (self.storing + _READS * self.reading) ** TIME_WEIGHTS[prefer])
+
+    def __str__(self) -> str:
+        options = "".join(f", {name}={value}" for name, value in self.recipe.options.items())
+        return f"{self.recipe.method}{options}: {self.frame_bytes:,.0f} bytes a frame, read in {self.reading:.1f} µs"
+
+
+class Trials:
+    """Stores of several codecs, which get the same steps as the buffer for a while.
+
+    :param current: The codec in use, which is only replaced by one that is clearly better.
+    """
+
+    def __init__(
+        self,
+        layout: StackLayout,
+        n_envs: int,
+        n_steps: int,
+        prefer: Preference = "balanced",
+        current: CodecRecipe | None = None,
+    ) -> None:
+        installed = available_methods()
+        recipes = [NONE]
+        if is_worth_compressing(layout):
+            recipes += _CANDIDATES if "zstd" in installed else _WITHOUT_ZSTD
+            recipes += _RGB_CANDIDATES if layout.frame.channels == RGB and layout.dtype == np.uint8 else ()
+        n_lanes = min(n_envs, _MOST_LANES)
+        self._candidates = [
+            _Candidate(recipe, layout, n_lanes) for recipe in recipes if recipe.method.name in installed
+        ]
+        self._unread = list(self._candidates)
+        self._prefer, self._current = prefer, current
+        self._n_steps, self._step = n_steps, 0
+
+    def add(self, observations: npt.NDArray[Any]) -> None:
+        """Store a step of all environments with each codec. Afterwards, each call measures how fast one of them is."""
+        if self._step < self._n_steps:
+            if self._step == self._n_steps // 2:  # a codec learns from the first half, and the second half is measured
+                for candidate in self._candidates:
+                    candidate.begin_to_measure()
+            for candidate in self._candidates:
+                candidate.store(np.ascontiguousarray(observations[:_MOST_LANES]))
+            self._step += 1
+        elif self._unread:
+            self._unread[-1].read()
+            self._unread.pop()
 
     @property
-    def cost(self) -> float:
-        memory = self.frame_bytes + _FIXED_BYTES + _SMALL_ENOUGH * self.raw_bytes
-        return float(memory * self.microseconds**TIME_WEIGHT)
+    def is_complete(self) -> bool:
+        return not self._unread
+
+    def best(self) -> Trial:
+        trials = [candidate.result() for candidate in self._candidates]
+        none = trials[0]
+        slowest = SB3_COPIES * none.reading * SLOWEST_READ[self._prefer]
+        eligible = [
+            trial
+            for trial in trials[1:]
+            if trial.frame_bytes <= (1 - _LEAST_SAVING) * trial.raw_bytes and trial.reading <= slowest
+        ]
+        if not eligible:
+            return none
+        best = min(eligible, key=lambda trial: trial.cost(self._prefer))
+        stay = [trial for trial in eligible if trial.recipe == self._current]
+        return stay[0] if stay and best.cost(self._prefer) > _STAY * stay[0].cost(self._prefer) else best
+
+    def __str__(self) -> str:
+        """What was measured, for people."""
+        trials = [candidate.result() for candidate in self._candidates]
+        limit = SB3_COPIES * trials[0].reading
+        return f"{'; '.join(map(str, trials))}; SB3 would read in about {limit:.1f} µs"
 
 
-def choose_codec(
-    layout: StackLayout,
-    steps: npt.NDArray[Any],
-    current: CodecRecipe | None = None,
-    delta_accept_ratio: float = DELTA_ACCEPT_RATIO,
-) -> Trial:
-    """The codec that stores ``steps``, ``(n, n_envs, *shape)``, at the lowest cost.
+class _Candidate:
+    """One codec, and what it has needed so far."""
 
-    :param current: The codec in use, which is only replaced by one that costs a quarter less.
-    :param delta_accept_ratio: If ``delta``, the fastest codec, compresses frames to this part or less, no other is
-        tried.
-    """
-    raw_bytes, installed = layout.frame.nbytes, available_methods()
-    if raw_bytes < _SMALLEST_FRAME:
-        return Trial(_NONE, raw_bytes, raw_bytes, 0.0)
-    steps = np.ascontiguousarray(steps[:, :_MOST_LANES])
-    trials = [_try(_DELTA, layout, steps)]
-    if has_numba() and trials[0].frame_bytes <= delta_accept_ratio * raw_bytes:
-        return trials[0]
-    others = (*(_CANDIDATES if "zstd" in installed else _WITHOUT_ZSTD), *(_RGB_CANDIDATES if _is_rgb(layout) else ()))
-    trials += [_try(recipe, layout, steps) for recipe in others if recipe.method.name in installed]
-    # A saving of less than a tenth is not worth a codec.
-    trials = [trial for trial in trials if trial.frame_bytes <= 0.9 * raw_bytes]
-    if not trials:
-        return Trial(_NONE, raw_bytes, raw_bytes, 0.0)
-    best = min(trials, key=lambda trial: trial.cost)
-    stay = [trial for trial in trials if trial.recipe == current]
-    return stay[0] if stay and best.cost > 0.75 * stay[0].cost else best
+    def __init__(self, recipe: CodecRecipe, layout: StackLayout, n_lanes: int) -> None:
+        self._recipe = recipe
+        self._layout = layout
+        self._lanes = np.arange(n_lanes)
+        self._store = FrameStore(recipe.build(layout.frame), n_lanes, layout)
+        self.begin_to_measure()
 
+    def begin_to_measure(self) -> None:
+        self._seconds, self._n_observations = 0.0, 0
+        self._bytes_before, self._frames_before = self._store.arena.live_bytes, int(self._store.encoded.sum())
+        self._reading = 0.0
 
-def _is_rgb(layout: StackLayout) -> bool:
-    return layout.frame.channels == RGB and layout.dtype == np.uint8
-
-
-def _try(recipe: CodecRecipe, layout: StackLayout, steps: npt.NDArray[Any]) -> Trial:
-    """Store the steps and read some. The codec learns from the first half, and the second half is measured."""
-    n_envs = steps.shape[1]
-    lanes = np.arange(n_envs)
-    store = FrameStore(recipe.build(layout.frame), n_envs, layout)
-    half = len(steps) // 2
-    for step in steps[:half]:
-        store.append(lanes, step, lambda: store.encoded * 0)
-    bytes_before, frames_before = store.arena.live_bytes, int(store.encoded.sum())
-    began = time.thread_time()
-    for step in steps[half:]:
-        store.append(lanes, step, lambda: store.encoded * 0)
-    storing = (time.thread_time() - began) / (len(steps) - half) / n_envs
-    n_frames = max(int(store.encoded.sum()) - frames_before, 1)
-    n_bytes = store.arena.live_bytes - bytes_before
-
-    # Observations far apart, as in a random batch, so that no two are in the same record.
-    apart = layout.stack + 2 * store.codec.frames_per_record
-    newest = int(store.encoded.min()) - layout.stack
-    # Few enough for one thread.
-    most = max(1, _READ_AT_MOST // (layout.stack * layout.frame.nbytes))
-    firsts, where = (grid.reshape(-1)[:most] for grid in np.meshgrid(np.arange(newest, -1, -apart), lanes))
-    out = np.empty((len(where), layout.stack, layout.frame.nbytes), dtype=np.uint8)
-    reading = []
-    for _ in range(5 if len(where) else 0):
+    def store(self, observations: npt.NDArray[Any]) -> None:
         began = time.thread_time()
-        store.gather(where, firsts[None], [out])
-        reading.append((time.thread_time() - began) / len(where))
-    return Trial(
-        recipe, layout.frame.nbytes, n_bytes / n_frames, 1e6 * (storing + _READS * min(reading, default=0.0)) + 1e-3
-    )
+        self._store.append(self._lanes, observations, self._keep_everything)
+        self._seconds += time.thread_time() - began
+        self._n_observations += len(observations)
+
+    def _keep_everything(self) -> npt.NDArray[np.int64]:
+        return np.zeros(len(self._lanes), dtype=np.int64)
+
+    def read(self) -> None:
+        """Measure how long it takes to read observations far apart, so that no two are in the same record."""
+        store, layout = self._store, self._layout
+        apart = layout.stack + 2 * store.codec.frames_per_record
+        newest = int(store.encoded.min()) - layout.stack
+        # Few enough for one thread.
+        most = max(1, _READ_AT_MOST // (layout.stack * layout.frame.nbytes))
+        firsts, lanes = (grid.reshape(-1)[:most] for grid in np.meshgrid(np.arange(newest, -1, -apart), self._lanes))
+        if len(lanes) == 0:
+            return
+        out = np.empty((len(lanes), layout.stack, layout.frame.nbytes), dtype=np.uint8)
+        seconds = []
+        for _ in range(5):
+            began = time.thread_time()
+            store.gather(lanes, firsts[None], [out])
+            seconds.append(time.thread_time() - began)
+        self._reading = min(seconds) / len(lanes)
+
+    def result(self) -> Trial:
+        n_frames = max(int(self._store.encoded.sum()) - self._frames_before, 1)
+        return Trial(
+            self._recipe,
+            self._layout.frame.nbytes,
+            (self._store.arena.live_bytes - self._bytes_before) / n_frames,
+            1e6 * self._seconds / max(self._n_observations, 1) + 1e-3,
+            1e6 * self._reading + 1e-3,
+        )

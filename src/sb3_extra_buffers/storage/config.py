@@ -17,6 +17,7 @@ from sb3_extra_buffers.state import SavedState, State, decode, encode
 from sb3_extra_buffers.storage.stacking import MAX_STACK
 
 FrameStack = int | Literal["auto"] | None
+Preference = Literal["speed", "balanced", "memory"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class StorageConfig:
     """``None`` means ``auto``."""
     elem_type: np.dtype[Any] | None = None
     frame_stack: FrameStack = "auto"
+    prefer: Preference = "balanced"
+    """What ``auto`` looks for."""
 
     @classmethod
     def from_arguments(

@@ -9,41 +9,54 @@ import logging
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch as th
 
+from sb3_extra_buffers.codecs.availability import has_numba
 from sb3_extra_buffers.codecs.base import Indices
-from sb3_extra_buffers.codecs.registry import parse_method
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
-from sb3_extra_buffers.storage.choice import choose_codec
+from sb3_extra_buffers.storage.choice import DELTA, NONE, Trials, is_worth_compressing
 from sb3_extra_buffers.storage.config import CodecRecipe
 from sb3_extra_buffers.storage.digests import Digests
 from sb3_extra_buffers.storage.gathering import gather_observations
 from sb3_extra_buffers.storage.observation_index import EarlierCodec, ObservationIndex
 from sb3_extra_buffers.storage.pickling import arguments_of, upgraded_attributes
-from sb3_extra_buffers.storage.stacking import RGB, StackLayout, declared_layout, detect_layout
+from sb3_extra_buffers.storage.stacking import RGB, StackLayout, declared_layout, detect_layout, n_changes
 
 logger = logging.getLogger("sb3_extra_buffers")
 
-CPU = th.device("cpu")
+_FIRST_LOOK = 4
+"""After so many steps, the store tries to find out how observations stack frames: then few have to be stored again."""
 _DECISION_STEPS = 64
+"""After so many steps, it must have decided that they stack none."""
 _DECISION_BYTES = 4 << 20
-_FEWEST_STEPS = 34  # two records of 16 frames and the start of a third
-_DELTA_ACCEPT_RATIO = 1 / 4
-_RECHECK_STEP = 512
-"""The first steps of an episode are often all alike, so ``auto`` checks its choice once more at this step."""
-_RECHECK_STEPS = 192
-"""How many steps it checks its choice with."""
+_FEWEST_STEPS = 34
+_ENOUGH_CHANGES = 12
+
+
+class _PlannedTrials(NamedTuple):
+    """When ``auto`` tries several codecs, for how many steps, and when it does not: if ``delta`` is good enough."""
+
+    begin: int
+    n_steps: int
+    good_enough: float
+
+
+_TRIALS = [
+    _PlannedTrials(begin=64, n_steps=64, good_enough=1 / 4),
+    # The first steps of an episode are often all alike, so the choice is checked once more.
+    _PlannedTrials(begin=384, n_steps=128, good_enough=1 / 20),
+]
+_DRIFT_STEPS = 128
+"""For how many steps codecs are tried when the size of frames has changed."""
 _MOST_CODECS = 4
 """In use at the same time, while earlier ones still hold observations."""
 REVIEW_STEPS = 2048
 _LAST_FRAME_NUMBER = (1 << 32) - (1 << 20)
 """Close to the limit of an index entry, with room for the frames that arrive between two reviews."""
-_NO_COMPRESSION = CodecRecipe(parse_method("none"))
 
 Appended = tuple[Sequence[Indices | int], Sequence[Digests] | None]
 """Observations whose frames are stored, but that are in no slot yet: for each of them, the numbers of the frames after
@@ -53,8 +66,8 @@ its last ones, and its checksums."""
 class ObservationStore(ObservationIndex):
     """Observations as compressed frames, which columns share.
 
-    The first decision how to store observations falls after a few dozen steps. Until then they are not compressed.
-    ``auto`` checks it soon after, and whenever the size of compressed frames has changed.
+    How they stack frames is found out during the first steps, which are not compressed. ``auto`` begins with ``delta``.
+    It tries other codecs soon after, and whenever the size of compressed frames has changed.
     """
 
     def __init__(self, n_slots: int, n_envs: int, shape: tuple[int, ...], *args: Any, **kwargs: Any) -> None:
@@ -62,10 +75,17 @@ class ObservationStore(ObservationIndex):
         self._has_elements = math.prod(shape) > 0
         self._all_lanes = np.arange(n_envs)
         self._steps = 0
+        self._decide_by = 0
+        """The step at which to decide that observations stack no frames."""
+        self._attend_at = 0
+        """The next step at which something is to be decided or reviewed."""
         self._decide_at: int | None = None
-        """The step of the first decision; ``None`` once it has been made."""
-        self._recheck_at: int | None = _RECHECK_STEP if self.config.recipe is None else None
-        """The next step at which ``auto`` checks whether another codec has become better."""
+        """The step at which to find out how observations stack frames; ``None`` once it is known."""
+        self._trials: Trials | None = None
+        self._n_trials = 0 if self.config.recipe is None else len(_TRIALS)
+        """How many of the planned trials were begun, or are not needed."""
+        self.choice = ""
+        """Why ``auto`` has chosen the codec."""
         self._saved_steps: list[npt.NDArray[Any]] = []
         """Steps that a decision needs and that have been overwritten or cleared."""
         self._usual_frame_bytes: float | None = None
@@ -85,8 +105,7 @@ class ObservationStore(ObservationIndex):
         return entries + sum(frames.index_bytes for frames in self.frame_stores)
 
     def prepare(self, n_observations: int, slot: int | None = None) -> None:
-        may_decide = self._decide_at is not None or self._recheck_at is not None
-        if may_decide and slot is not None and self._is_collecting_steps and self.ends[0][slot].all():
+        if self._decide_at is not None and slot is not None and self.ends[0][slot].all():
             self._save_steps([slot])
         if self._has_elements:
             self.frames.make_room(n_observations, self._oldest)
@@ -95,6 +114,8 @@ class ObservationStore(ObservationIndex):
         digests = self._digests_of(observations)
         if not self._has_elements:
             return [0] * len(observations), digests
+        if self._trials is not None and lanes is None:
+            self._trials.add(observations[0])
         where = self._all_lanes if lanes is None else lanes
         if len(observations) == 2:
             return self.frames.append_pairs(where, observations, self._oldest), digests
@@ -112,11 +133,8 @@ class ObservationStore(ObservationIndex):
     def finish_step(self) -> None:
         """Decide, once in a while, how to go on."""
         self._steps += 1
-        # Not only at the planned step: a decision that was interrupted then is made now.
-        if self._decide_at is not None and self._steps >= self._decide_at:
-            self.decide()
-        if self._steps % REVIEW_STEPS == 0 or self._recheck_is_due:
-            self._review()
+        if self._steps >= self._attend_at:
+            self._attend()
         if self.frames.arena.nbytes > self._compact_at:
             self.compact()
 
@@ -130,7 +148,7 @@ class ObservationStore(ObservationIndex):
     def clear(self) -> None:
         """Remove all observations. The codec keeps what it has learnt from them."""
         with self.lock.held:
-            if self._is_collecting_steps:
+            if self._decide_at is not None:
                 self._save_steps(self.slots_by_age(self.ends[0]))
             for ends in self.ends:
                 ends[: self.slots_used] = 0
@@ -143,14 +161,35 @@ class ObservationStore(ObservationIndex):
         with self.lock.held:
             self.check_index()
 
+    def _attend(self) -> None:
+        """Do what is due at this step. If it is interrupted, it is done at the next."""
+        if self._decide_at is not None:
+            if self._steps >= self._decide_at:
+                self.decide()
+        elif self._trials is not None:
+            if self._trials.is_complete:
+                self._end_trials(self._trials)
+        elif self._n_trials < len(_TRIALS) and self._steps >= _TRIALS[self._n_trials].begin:
+            self._begin_planned_trials(_TRIALS[self._n_trials])
+        if self._steps % REVIEW_STEPS == 0:
+            self._review()
+        due = [(self._steps // REVIEW_STEPS + 1) * REVIEW_STEPS]
+        if self._decide_at is not None:
+            due.append(self._decide_at)
+        elif self._trials is not None:
+            due.append(self._steps + 1)
+        elif self._n_trials < len(_TRIALS):
+            due.append(_TRIALS[self._n_trials].begin)
+        self._attend_at = min(due)
+
     def decide(self) -> None:
-        """Choose the layout and the codec from the newest observations."""
+        """Find out how observations stack frames, and store those that are here accordingly."""
         steps = self._recent_steps(_DECISION_STEPS)
-        layout = detect_layout(steps) if self.config.frame_stack == "auto" else self.layout
-        if layout.stack == 1 and self._steps < _FEWEST_STEPS:  # nothing may have moved yet
-            self._decide_at = self._steps + 1
+        layout = detect_layout(steps)
+        if layout.stack == 1 and self._steps < self._decide_by and n_changes(steps) < _ENOUGH_CHANGES:
+            self._decide_at = min(4 * self._steps, self._decide_by)
             return
-        recipe = self.config.recipe or choose_codec(layout, steps, delta_accept_ratio=_DELTA_ACCEPT_RATIO).recipe
+        recipe = self.config.recipe or self._first_recipe(layout)
         if recipe.options.get("indexed_colour") and layout.frame.channels != RGB:
             warnings.warn(
                 f"Observations of shape {self.shape} are not RGB, so they are stored without indexed_colour. Leave it "
@@ -166,43 +205,44 @@ class ObservationStore(ObservationIndex):
             raise
         logger.info("%s, frame stack %d, for observations of shape %s", self.codec.label, layout.stack, self.shape)
 
+    def _first_recipe(self, layout: StackLayout) -> CodecRecipe:
+        """The codec that ``auto`` begins with."""
+        return DELTA if has_numba() and is_worth_compressing(layout) else NONE
+
+    def _begin_planned_trials(self, planned: _PlannedTrials) -> None:
+        ratio = self.frames.take_mean_frame_bytes() / self.layout.frame.nbytes
+        if not is_worth_compressing(self.layout):
+            self.choice = f"frames of {self.layout.frame.nbytes} bytes are too small to compress"
+        elif self.recipe == DELTA and ratio <= planned.good_enough and self.config.prefer != "memory":
+            self.choice = f"delta compresses frames to {100 * ratio:.1f}%, so nothing else was tried"
+        else:
+            self._trials = Trials(self.layout, self.n_envs, planned.n_steps, self.config.prefer)
+        self._n_trials += 1
+
+    def _end_trials(self, trials: Trials) -> None:
+        best = trials.best()
+        if best.recipe != self.recipe and len(self._earlier) < _MOST_CODECS:
+            self._usual_frame_bytes = None
+            self.change_codec(best.recipe)
+        self.choice = str(trials)
+        self._trials = None
+        logger.info("%s was chosen: %s", self.codec.label, self.choice)
+
     def _review(self) -> None:
-        """Check whether the choice of the codec is still right, and do what is due once in a while."""
+        """Do what is due once in a while, and check whether the size of frames has changed."""
         if self.frames.heads.max() > _LAST_FRAME_NUMBER:
             self.renumber()
         self.release_earlier()
-        if self.config.recipe is not None or self._decide_at is not None:
+        if self.config.recipe is not None or self._decide_at is not None or self._trials is not None:
             return
         frame_bytes = self.frames.take_mean_frame_bytes()
         usual, self._usual_frame_bytes = self._usual_frame_bytes, frame_bytes
-        has_drifted = usual is not None and not usual / 2 <= frame_bytes <= usual * 2
-        if not self._recheck_is_due and not has_drifted:
-            return
-        steps = self._recent_steps(_RECHECK_STEPS)
-        if len(steps) < _FEWEST_STEPS:  # as after a reset: wait for some more
-            self._recheck_at = self._steps + _FEWEST_STEPS
-            return
-        best = choose_codec(self.layout, steps, self.recipe if has_drifted else None)
-        self._recheck_at, self._saved_steps = None, []
-        if best.recipe != self.recipe and len(self._earlier) < _MOST_CODECS:
-            logger.info("Observations have changed: %s instead of %s", best.recipe.method, self.codec.label)
-            self._usual_frame_bytes = None
-            self.change_codec(best.recipe)
-
-    @property
-    def _recheck_is_due(self) -> bool:
-        return self._recheck_at is not None and self._decide_at is None and self._steps >= self._recheck_at
-
-    @property
-    def _is_collecting_steps(self) -> bool:
-        """Whether a decision is near that needs steps which may be overwritten before it."""
-        if self._decide_at is not None:
-            return True
-        return self._recheck_at is not None and self._steps >= self._recheck_at - _RECHECK_STEPS
+        if usual is not None and not usual / 2 <= frame_bytes <= usual * 2 and is_worth_compressing(self.layout):
+            self._trials = Trials(self.layout, self.n_envs, _DRIFT_STEPS, self.config.prefer, self.recipe)
 
     def _save_steps(self, slots: Sequence[int] | Indices) -> None:
         saved = [*self._saved_steps, *self._steps_at(np.asarray(slots))]
-        self._saved_steps = saved[-self._most_steps(_RECHECK_STEPS) :]
+        self._saved_steps = saved[-self._most_steps(_DECISION_STEPS) :]
 
     def _recent_steps(self, most: int) -> npt.NDArray[Any]:
         """The newest observations of all environments, ``(steps, n_envs, *shape)``, oldest first."""
@@ -218,24 +258,23 @@ class ObservationStore(ObservationIndex):
         return self.n_envs * math.prod(self.shape) * self.stored_dtype.itemsize
 
     def _start(self) -> None:
-        config = self.config
+        config, layout = self.config, StackLayout(self.shape, self.stored_dtype)
         if not self._has_elements:
-            self._recheck_at = None
-            self.use(StackLayout((1,), self.stored_dtype), _NO_COMPRESSION)  # nothing will ever be in there
+            self._n_trials = len(_TRIALS)
+            self.use(StackLayout((1,), self.stored_dtype), NONE)  # nothing will ever be in there
             return
-        layout = StackLayout(self.shape, self.stored_dtype)
         if isinstance(config.frame_stack, int):
             layout = declared_layout(self.shape, self.stored_dtype, config.frame_stack)
         if config.recipe is not None:
             # Wrong options are reported now, not after the first steps.
             config.recipe.build(layout.likely_frame if config.frame_stack == "auto" else layout.frame)
-            if config.frame_stack != "auto" or max(self.shape, default=1) == 1:
-                self.use(layout, config.recipe)
-                return
+        if config.frame_stack != "auto" or max(self.shape, default=1) == 1:
+            self.use(layout, config.recipe or self._first_recipe(layout))
+            return
         enough = max(_FEWEST_STEPS, min(_DECISION_STEPS, _DECISION_BYTES // self._step_bytes))
-        # Steps of short rollouts are saved until there are enough of them to choose a codec by.
-        self._decide_at = min(enough, self.n_slots if config.recipe else max(self.n_slots, _FEWEST_STEPS))
-        self.use(layout, _NO_COMPRESSION)
+        self._decide_by = min(enough, self.n_slots) if config.recipe else enough
+        self._decide_at = min(_FIRST_LOOK, self._decide_by)
+        self.use(layout, NONE)
 
     def state(self) -> State:
         return {
@@ -257,8 +296,7 @@ class ObservationStore(ObservationIndex):
         self._steps = state.integer("steps")
         self._decide_at = state.integer("decide_at") if state.has("decide_at") else None
         self._usual_frame_bytes = state.number("usual_frame_bytes") if state.has("usual_frame_bytes") else None
-        if self._recheck_at is not None and self._steps >= self._recheck_at:
-            self._recheck_at = None
+        self._n_trials = max(self._n_trials, sum(planned.begin < self._steps for planned in _TRIALS))
         self._compact_at = state.integer("compact_at")
         layout = StackLayout.restored(state.part("layout"), self.shape, self.stored_dtype)
         parts = state.part("earlier").parts() if state.has("earlier") else []

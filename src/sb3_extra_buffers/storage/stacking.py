@@ -117,6 +117,12 @@ def declared_layout(shape: tuple[int, ...], dtype: np.dtype[Any], stack: int) ->
     )
 
 
+def n_changes(observations: npt.NDArray[Any]) -> int:
+    """How many of these consecutive observations, ``(steps, n_envs, *shape)``, differ from the one before."""
+    n_bits = (observations[1:] != observations[:-1]).reshape(max(len(observations) - 1, 0), observations.shape[1], -1)
+    return int(n_bits.any(axis=2).sum())
+
+
 def detect_layout(observations: npt.NDArray[Any]) -> StackLayout:
     """Find the stack in consecutive observations, ``(steps, n_envs, *shape)``.
 
