@@ -10,3 +10,8 @@
 
 :mod:`benchmarks.studies` has programs that answer single questions.
 """
+
+from pathlib import Path
+
+CACHE = Path(__file__).parent / ".cache"
+"""Recordings and virtual environments, which are made on demand."""

@@ -14,7 +14,7 @@ import sysconfig
 import venv
 from pathlib import Path
 
-from benchmarks.recordings import CACHE
+from benchmarks import CACHE
 
 REQUIREMENTS = Path(__file__).parent / "requirements"
 

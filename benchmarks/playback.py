@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, count, islice
 
 import numpy as np
 
-from benchmarks.recordings import Recording, Transition, transitions
+from benchmarks.recordings import Frames, Observations, Recording, Transition, transitions
 
 
 def play_back(recording: Recording, steps: int, n_envs: int) -> Iterator[Transition]:
@@ -40,26 +40,29 @@ def _cut(transition: Transition) -> Transition:
 
 
 def _reordered(transition: Transition, order: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Transition:
-    obs, next_obs, action, reward, done, infos = transition
-    rows = (obs[order], next_obs[order], action[order], reward[order], done[order])
-    return Transition(*rows, [infos[env] for env in order])
+    return _with_rows([transition], lambda parts: parts[0][order], [transition.infos[env] for env in order])
 
 
 def _side_by_side(together: tuple[Transition, ...]) -> Transition:
     # concatenate() keeps the layout of its arguments: channels first, in memory that has them last.
-    obs, next_obs, action, reward, done, infos = zip(*together, strict=True)
-    return Transition(
-        np.concatenate(obs),
-        np.concatenate(next_obs),
-        np.concatenate(action),
-        np.concatenate(reward),
-        np.concatenate(done),
-        list(chain(*infos)),
-    )
+    return _with_rows(together, np.concatenate, list(chain(*(transition.infos for transition in together))))
 
 
 def _first(n_envs: int, transition: Transition) -> Transition:
     if len(transition.done) == n_envs:
         return transition
-    obs, next_obs, action, reward, done, infos = transition
-    return Transition(obs[:n_envs], next_obs[:n_envs], action[:n_envs], reward[:n_envs], done[:n_envs], infos[:n_envs])
+    return _with_rows([transition], lambda parts: parts[0][:n_envs], transition.infos[:n_envs])
+
+
+def _with_rows(
+    together: Sequence[Transition], change: Callable[[Sequence[Frames]], Frames], infos: list[dict[str, object]]
+) -> Transition:
+    """Apply ``change`` to each array of the transitions, for dicts to the arrays of each key."""
+
+    def changed(parts: Sequence[Observations]) -> Observations:
+        if isinstance(parts[0], dict):
+            return {key: change([part[key] for part in parts]) for key in parts[0]}
+        return change(parts)
+
+    obs, next_obs, action, reward, done, _ = zip(*together, strict=True)
+    return Transition(changed(obs), changed(next_obs), change(action), change(reward), change(done), infos)

@@ -6,7 +6,8 @@ a few hundred frames at a time, so that playing a recording hardly adds to the m
 
     python -m benchmarks.recordings --names mspacman,pong --steps 25000
 
-records what is not in the cache yet; ``--check`` plays the real environment again and compares.
+records what is not in the cache yet; ``--check`` plays the real environment again and compares. The recording itself is
+done by :mod:`benchmarks.recorder`.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ from typing import IO, Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
-from stable_baselines3.common.vec_env import VecEnv
-from tqdm import tqdm
 
-from benchmarks.environments import ATARI, ATARI_STACK, NAMES, NOISE, make_env
+from benchmarks import CACHE
+from benchmarks.environments import ATARI_STACK, ENVIRONMENTS, NOISE
 
-CACHE = Path(__file__).parent / ".cache"
 SEED = 0
 CHUNK_STEPS = 256
 READ_BYTES = 1 << 16
 
 Frames = npt.NDArray[Any]
 """Pictures, channels last, or vectors, of all environments."""
+Observations = Any
+"""An array with one row per environment, or a dict of such arrays."""
 
 
 class Transition(NamedTuple):
     """The arguments of ``ReplayBuffer.add``, one row per environment."""
 
-    obs: Frames
-    next_obs: Frames
-    action: npt.NDArray[np.int64]
+    obs: Observations
+    next_obs: Observations
+    action: npt.NDArray[Any]
     reward: npt.NDArray[np.float32]
     done: npt.NDArray[np.bool_]
     infos: list[dict[str, Any]]
@@ -49,16 +50,19 @@ class Transition(NamedTuple):
 
 @dataclass(frozen=True)
 class Recording:
-    """What a uniformly random policy met in ``steps`` steps of ``n_envs`` environments."""
+    """What a random policy met in ``steps`` steps of ``n_envs`` environments."""
 
     name: str
     path: Path
     steps: int
     n_envs: int
     stack: int
-    action_space: gym.spaces.Discrete
-    observation_space: gym.spaces.Box
-    actions: npt.NDArray[np.int64]
+    action_space: gym.spaces.Discrete | gym.spaces.Box
+    observation_space: Any
+    """A Box, or a Dict of them."""
+    frame_shape: tuple[int, ...]
+    actions: npt.NDArray[Any]
+    """As SB3 stores them: continuous ones are scaled to [-1, 1]."""
     rewards: npt.NDArray[np.float32]
     dones: npt.NDArray[np.bool_]
     truncated: npt.NDArray[np.bool_]
@@ -67,8 +71,15 @@ class Recording:
 
     def new_chunk(self) -> Frames:
         """Memory for :meth:`frames`."""
-        channels, *picture = self.observation_space.shape
-        return np.empty((CHUNK_STEPS, self.n_envs, *picture, channels // self.stack), self.observation_space.dtype)
+        return np.empty((CHUNK_STEPS, self.n_envs, *self.frame_shape), self.last_frames.dtype)
+
+    def present(self, stacked: Frames) -> Observations:
+        """Observations as an environment gives them: images with their channels first, parts of a vector as a dict."""
+        if isinstance(self.observation_space, gym.spaces.Dict):
+            widths = [space.shape[0] for space in self.observation_space.values()]  # type: ignore[index]  # all are Box
+            parts = np.split(stacked, np.cumsum(widths)[:-1], axis=1)
+            return {key: part.copy() for key, part in zip(self.observation_space, parts, strict=True)}
+        return channels_first(stacked)
 
     def frames(self, start: int = 0, chunk: Frames | None = None) -> Iterator[Frames]:
         """Yield the newest frame of every environment, from step ``start`` on, with one more at the end.
@@ -93,19 +104,22 @@ class Noise(Recording):
 
     def frames(self, start: int = 0, chunk: Frames | None = None) -> Iterator[Frames]:
         rng = np.random.default_rng(start)
-        channels, *picture = self.observation_space.shape
         for _ in range(self.steps - start + 1):
-            yield rng.integers(256, size=(self.n_envs, *picture, channels), dtype=np.uint8)
+            yield rng.integers(256, size=(self.n_envs, *self.frame_shape), dtype=np.uint8)
 
 
 def load_recording(name: str, steps: int, n_envs: int = 4) -> Recording:
     """Load ``steps`` steps of a recording, which is made now where no cached one is long enough."""
     if name == NOISE:
         return _noise(steps, n_envs)
+    if name not in ENVIRONMENTS:
+        raise ValueError(f"unknown recording {name!r}; the known ones are {', '.join(ENVIRONMENTS)} and {NOISE}")
     for path in sorted(CACHE.glob(f"{name}-{n_envs}x*.npz")):
         if int(path.stem.split("x")[-1]) >= steps:
             return _read(path, name, steps, n_envs)
-    return _read(record(name, steps, n_envs), name, steps, n_envs)
+    from benchmarks import recorder  # which processes that only play a recording do without
+
+    return _read(recorder.record(name, steps, n_envs), name, steps, n_envs)
 
 
 def transitions(recording: Recording, start: int = 0, chunk: Frames | None = None) -> Iterator[Transition]:
@@ -129,8 +143,8 @@ def transitions(recording: Recording, start: int = 0, chunk: Frames | None = Non
             terminal[env, ..., -channels:] = next(last_frames)
             following[env, ..., :-channels] = 0
         yield Transition(
-            _channel_first(stacked),
-            _channel_first(terminal),
+            recording.present(stacked),
+            recording.present(terminal),
             recording.actions[step],
             recording.rewards[step],
             done,
@@ -139,76 +153,22 @@ def transitions(recording: Recording, start: int = 0, chunk: Frames | None = Non
         stacked = following
 
 
-def play(env: VecEnv, steps: int, seed: int = SEED) -> Iterator[Transition]:
-    """Play at random and yield what SB3 stores: ``next_obs`` is the terminal observation where an episode ends."""
-    # Not above: a process that measures another library on a recording has none of this one.
-    from sb3_extra_buffers.measure.transitions import collect
-
-    for transition in collect(env, steps, seed):
-        yield Transition(*transition)
-
-
-def record(name: str, steps: int, n_envs: int = 4) -> Path:
-    """Play ``steps`` steps and write them to the cache."""
-    env = make_env(name, n_envs, SEED)
-    channels = env.observation_space.shape[0] // _stack(name)  # type: ignore[index]  # Box spaces have a shape
-    actions, rewards, dones, truncated = [], [], [], []
-    last_frames: list[Frames] = []
-    chunk: list[Frames] = []
-
-    CACHE.mkdir(exist_ok=True)
-    path = CACHE / f"{name}-{n_envs}x{steps}.npz"
-    unfinished = path.with_suffix(".unfinished")
-    with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED, compresslevel=3) as archive:
-        # One step more than asked for: its observations are the successors of the last transition.
-        for step, transition in enumerate(tqdm(play(env, steps + 1), name, total=steps + 1, unit="step")):
-            chunk.append(_channel_last(transition.obs)[..., -channels:].copy())
-            if len(chunk) == CHUNK_STEPS or step == steps:
-                _write(archive, f"frames_{step // CHUNK_STEPS:05}", np.stack(chunk))
-                chunk.clear()
-            if step < steps:
-                actions.append(transition.action)
-                rewards.append(transition.reward)
-                dones.append(transition.done)
-                truncated.append([info["TimeLimit.truncated"] for info in transition.infos])
-                last_frames.extend(_channel_last(transition.next_obs)[transition.done, ..., -channels:])
-        _write(archive, "actions", np.array(actions))
-        _write(archive, "rewards", np.array(rewards))
-        _write(archive, "dones", np.array(dones))
-        _write(archive, "truncated", np.array(truncated))
-        _write(archive, "last_frames", np.array(last_frames, env.observation_space.dtype))
-        _write(archive, "n_actions", np.array(env.action_space.n))  # type: ignore[attr-defined]  # play() checked it
-    env.close()
-    return unfinished.replace(path)
-
-
-def check(recording: Recording, steps: int) -> None:
-    """Compare the first ``steps`` rebuilt transitions with the real environment's; raise where they differ."""
-    env = make_env(recording.name, recording.n_envs, SEED)
-    pairs = zip(play(env, steps), transitions(recording), strict=False)
-    for step, (real, rebuilt) in enumerate(tqdm(pairs, f"checking {recording.name}", total=steps, unit="step")):
-        for field in ("obs", "next_obs", "action", "reward", "done"):
-            one, other = getattr(real, field), getattr(rebuilt, field)
-            if one.dtype != other.dtype or _layout(one) != _layout(other) or not np.array_equal(one, other):
-                raise AssertionError(f"{recording.name}: {field} of step {step} is not what the environment gave")
-        if [info["TimeLimit.truncated"] for info in real.infos] != [i["TimeLimit.truncated"] for i in rebuilt.infos]:
-            raise AssertionError(f"{recording.name}: infos of step {step} are not what the environment gave")
-    env.close()
-
-
 def _read(path: Path, name: str, steps: int, n_envs: int) -> Recording:
     with zipfile.ZipFile(path) as archive, archive.open("frames_00000.npy") as member:
         (_, _, *frame_shape), dtype = _read_header(member)
+    stack = ENVIRONMENTS[name].stack
     with np.load(path) as arrays:
         dones = arrays["dones"][:steps]
+        keys = dict(zip(arrays["keys"].tolist(), arrays["widths"].tolist(), strict=True)) if "keys" in arrays else {}
         return Recording(
             name=name,
             path=path,
             steps=steps,
             n_envs=n_envs,
-            stack=_stack(name),
-            action_space=gym.spaces.Discrete(int(arrays["n_actions"])),
-            observation_space=_observation_space(frame_shape, dtype, _stack(name)),
+            stack=stack,
+            action_space=_action_space(arrays),
+            observation_space=_observation_space(frame_shape, dtype, stack, keys),
+            frame_shape=tuple(frame_shape),
             actions=arrays["actions"][:steps],
             rewards=arrays["rewards"][:steps],
             dones=dones,
@@ -217,9 +177,20 @@ def _read(path: Path, name: str, steps: int, n_envs: int) -> Recording:
         )
 
 
-def _observation_space(frame_shape: list[int], dtype: np.dtype[Any], stack: int) -> gym.spaces.Box:
+def _action_space(arrays: Any) -> gym.spaces.Discrete | gym.spaces.Box:
+    if "n_actions" in arrays:
+        return gym.spaces.Discrete(int(arrays["n_actions"]))
+    actions = arrays["actions"]
+    return gym.spaces.Box(-1, 1, actions.shape[2:], actions.dtype.type)
+
+
+def _observation_space(
+    frame_shape: list[int], dtype: np.dtype[Any], stack: int, keys: dict[str, int]
+) -> gym.spaces.Box | gym.spaces.Dict:
     *picture, channels = frame_shape
     low, high = (0, 255) if dtype == np.uint8 else (-np.inf, np.inf)
+    if keys:
+        return gym.spaces.Dict({key: gym.spaces.Box(low, high, (width,), dtype.type) for key, width in keys.items()})
     return gym.spaces.Box(low, high, (channels * stack, *picture), dtype.type)
 
 
@@ -236,21 +207,13 @@ def _noise(steps: int, n_envs: int) -> Noise:
         stack=1,
         action_space=gym.spaces.Discrete(4),
         observation_space=gym.spaces.Box(0, 255, (ATARI_STACK, 84, 84), np.uint8),
+        frame_shape=(84, 84, ATARI_STACK),
         actions=rng.integers(4, size=(steps, n_envs)),
         rewards=np.zeros((steps, n_envs), np.float32),
         dones=dones,
         truncated=np.zeros_like(dones),
         last_frames=rng.integers(256, size=(int(dones.sum()), 84, 84, ATARI_STACK), dtype=np.uint8),
     )
-
-
-def _stack(name: str) -> int:
-    return ATARI_STACK if name in ATARI else 1
-
-
-def _write(archive: zipfile.ZipFile, name: str, array: npt.NDArray[Any]) -> None:
-    with archive.open(f"{name}.npy", "w") as member:
-        np.lib.format.write_array(member, array)
 
 
 def _read_into(memory: Frames, archive: zipfile.ZipFile, name: str) -> Frames:
@@ -271,32 +234,35 @@ def _read_header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
     return shape, dtype
 
 
-def _layout(array: npt.NDArray[Any]) -> list[int]:
-    return [stride for stride, length in zip(array.strides, array.shape, strict=True) if length > 1]
-
-
-def _channel_first(images: Frames) -> Frames:
+def channels_first(images: Frames) -> Frames:
     return images.transpose(0, 3, 1, 2) if images.ndim == 4 else images  # vectors stay as they are
 
 
-def _channel_last(images: Frames) -> Frames:
+def channels_last(images: Frames) -> Frames:
     return images.transpose(0, 2, 3, 1) if images.ndim == 4 else images
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Record environments into the benchmarks' cache.")
-    parser.add_argument("--names", default=",".join(ATARI), help=f"comma-separated, of {','.join(NAMES)}")
+    parser.add_argument("--names", default="mspacman,pong,breakout", help=f"of {','.join(ENVIRONMENTS)}")
     parser.add_argument("--steps", type=int, default=25_000, help="steps of each environment (default: %(default)s)")
     parser.add_argument("--n-envs", type=int, default=4, help="environments played at once (default: %(default)s)")
     parser.add_argument("--check", type=int, default=0, metavar="STEPS", help="compare so many with the environment")
     arguments = parser.parse_args()
 
+    from benchmarks import recorder
+
     for name in arguments.names.split(","):
+        if recorder.is_played_elsewhere(name):
+            recorder.play_elsewhere(name, arguments.steps, arguments.n_envs, arguments.check)
+            continue
         recording = load_recording(name, arguments.steps, arguments.n_envs)
         transition_count = recording.steps * recording.n_envs
         print(f"{name}: {transition_count:,} transitions, {recording.path.stat().st_size / 1e6:.1f} MB on disk")
-        if arguments.check:
-            check(recording, min(arguments.check, recording.steps))
+        if arguments.check and not ENVIRONMENTS[name].is_repeatable:
+            print(f"{name}: not checked, because the same seed does not give the same observations again")
+        elif arguments.check:
+            recorder.check(recording, min(arguments.check, recording.steps))
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ class Measurements:
     stream: Stream = field(init=False)
     buffer: Subject = field(init=False)
     playing: Iterator[Transition] = field(init=False)
+    memory_unused: int = field(init=False)
     memory_before: int = field(init=False)
     stored: Array = field(init=False)
     """Checksums of the transitions that were added, as far as they are remembered."""
@@ -56,6 +57,8 @@ class Measurements:
     def make(self, stream: dict[str, Any]) -> None:
         """Make a buffer for all of a stream, after a smaller one has been used and dropped."""
         self.stream = Stream(**stream)
+        library_of("sb3").load()  # torch and SB3 are no cost of a buffer
+        self.memory_unused = _resident()
         self._warm_up()
         self.playing = self.stream.play(1 + SETTLE_STEPS + 2 * self.stream.steps)
         next(self.playing)
@@ -87,6 +90,46 @@ class Measurements:
                 self.stored[self.n_stored : self.n_stored + len(found)] = found
                 self.n_stored += len(found)
         return 1e6 * spent / steps
+
+    def fill_and_watch(self, steps: int) -> dict[str, Any]:
+        """Add steps, and return how the times of single calls are distributed."""
+        times = [self._add(step) for step in islice(self.playing, steps)]
+        slowest = sorted(range(len(times)), key=times.__getitem__)[-3:][::-1]
+        return {
+            **dict(zip(("p50", "p99", "p99.9"), np.percentile(times, (50, 99, 99.9)).tolist(), strict=True)),
+            "mean": float(np.mean(times)),
+            "max": max(times),
+            "slowest": [{"step": step, "time": times[step]} for step in slowest],
+        }
+
+    def add_and_sample(self, batch_size: int, times: int) -> dict[str, list[float]]:
+        """What training does: one ``add`` and one ``sample``, and so on."""
+        added, sampled = [], []
+        for step in islice(self.playing, times):
+            added.append(self._add(step))
+            began = time.perf_counter()
+            self.buffer.sample(batch_size)
+            sampled.append(1e6 * (time.perf_counter() - began))
+        return {"add": added, "sample": sampled}
+
+    def _add(self, step: Transition) -> float:
+        """Add a step, and return the time it took.
+
+        This is the time on the clock or the CPU time of all threads, whichever is less: when another process takes the
+        core, it is not the buffer that pauses.
+        """
+        cpu_began = time.process_time()
+        began = time.perf_counter()
+        self.buffer.add(step)
+        elapsed = time.perf_counter() - began
+        return 1e6 * min(elapsed, time.process_time() - cpu_began)
+
+    def fixed_cost(self) -> int:
+        """By how many bytes the first use of the library has grown the process, a buffer's contents not included."""
+        return self.memory_before - self.memory_unused
+
+    def usage(self) -> dict[str, Any] | None:
+        return self.buffer.usage()
 
     def growth(self) -> int:
         """By how many bytes the resident memory has grown since the buffer was made."""

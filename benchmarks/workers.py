@@ -15,8 +15,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from benchmarks import CACHE
 from benchmarks.peers import python_for
-from benchmarks.recordings import CACHE
 from benchmarks.subjects import library_of
 
 ROOT = Path(__file__).parent.parent

@@ -25,8 +25,9 @@ class Task:
     n_envs: int
     stack: int
     """Frames in an observation."""
-    observation_space: spaces.Box
-    action_space: spaces.Discrete
+    observation_space: Any
+    """A Box, or a Dict of them."""
+    action_space: spaces.Discrete | spaces.Box
 
 
 class Subject(ABC):
@@ -68,4 +69,8 @@ class Subject(ABC):
 
         To be asked for before anything is overwritten.
         """
+        return None
+
+    def usage(self) -> dict[str, Any] | None:
+        """The method in use and the bytes per transition, by the library's own account, if it gives one."""
         return None

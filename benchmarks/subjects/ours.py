@@ -9,24 +9,29 @@ from stable_baselines3.common.buffers import ReplayBuffer, RolloutBuffer
 
 from benchmarks.subjects.sb3 import Sb3Like
 from sb3_extra_buffers.compressed import CompressedReplayBuffer, CompressedRolloutBuffer
-from sb3_extra_buffers.measure.buffers import buffer_arguments
+from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
+from sb3_extra_buffers.measure.buffers import buffer_arguments, buffer_class
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 
 
 class Ours(Sb3Like):
-    """``zstd-dict/9 x8 indexed`` is ``zstd-dict/9`` with 8 frames per record and indexed colour."""
+    """A method is written as for :func:`buffer_arguments`; ``prefer=memory`` after it is an argument of the buffer."""
 
     distribution = "sb3-extra-buffers"
 
     def replay_buffer(self) -> ReplayBuffer:
-        return CompressedReplayBuffer(**self.spaces_and_size, **self.compression)
+        made: ReplayBuffer = buffer_class("Replay", self.task.observation_space, compressed=True)(
+            **self.spaces_and_size, **self.compression
+        )
+        return made
 
     def rollout_buffer(self, steps: int) -> RolloutBuffer:
         return CompressedRolloutBuffer(**self.spaces_and_size | {"buffer_size": steps}, **self.compression)
 
     @property
     def compression(self) -> dict[str, Any]:
-        return buffer_arguments(self.method)
+        method, is_given, preference = self.method.partition(" prefer=")
+        return buffer_arguments(method) | ({"prefer": preference} if is_given else {})
 
     def save(self, path: Path) -> None:
         assert isinstance(self.buffer, CompressedReplayBuffer)
@@ -35,9 +40,14 @@ class Ours(Sb3Like):
     def load(self, path: Path) -> None:
         self.buffer = CompressedReplayBuffer.load(path)
 
-    def payload_per_frame(self) -> float:
+    def payload_per_frame(self) -> float | None:
         assert isinstance(self.buffer, CompressedReplayBuffer)
-        store = self.buffer._stores[""]
-        assert isinstance(store, ObservationStore)
+        stores = self.buffer._stores.values()
         # Frames that were ever encoded: those that have been overwritten since would count, too.
-        return self.buffer.memory_usage().payload / int(store.frames.encoded.sum())
+        encoded = sum(int(store.frames.encoded.sum()) for store in stores if isinstance(store, ObservationStore))
+        return self.buffer.memory_usage().payload / encoded if encoded else None
+
+    def usage(self) -> dict[str, Any]:
+        assert isinstance(self.buffer, BaseCompressedBuffer)
+        usage = self.buffer.memory_usage()
+        return {"method": usage.method, "bytes": usage.bytes_per_transition}

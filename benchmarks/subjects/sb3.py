@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch as th
-from stable_baselines3.common.buffers import ReplayBuffer, RolloutBuffer
+from gymnasium import spaces
+from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer, RolloutBuffer
 
 from benchmarks.recordings import Transition
 from benchmarks.subjects.base import Array, Subject, Task
@@ -70,7 +71,8 @@ class Sb3(Sb3Like):
     distribution = "stable-baselines3"
 
     def replay_buffer(self) -> ReplayBuffer:
-        return ReplayBuffer(**self.spaces_and_size)
+        is_dict = isinstance(self.task.observation_space, spaces.Dict)
+        return (DictReplayBuffer if is_dict else ReplayBuffer)(**self.spaces_and_size)
 
     def rollout_buffer(self, steps: int) -> RolloutBuffer:
         return RolloutBuffer(**self.spaces_and_size | {"buffer_size": steps})
