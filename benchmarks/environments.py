@@ -79,10 +79,13 @@ def make_procgen() -> gym.Env[Any, Any]:
 
 
 def make_camera() -> gym.Env[Any, Any]:
-    """HalfCheetah, seen through its camera. Shadows are off: software renders them at a few frames per second."""
+    """HalfCheetah, seen through its camera."""
     os.environ.setdefault("MUJOCO_GL", "osmesa")  # Debian: apt-get install libosmesa6
+    os.environ.setdefault("LP_NUM_THREADS", "1")  # of the software renderer: more are slower for such small images
     env = gym.make("HalfCheetah-v5", render_mode="rgb_array", width=84, height=84)
-    env.unwrapped.model.vis.quality.shadowsize = 0  # type: ignore[attr-defined]
+    # Software renders shadows and smooth edges at a few frames per second only.
+    quality = env.unwrapped.model.vis.quality  # type: ignore[attr-defined]
+    quality.shadowsize = quality.offsamples = 0
     return gym.wrappers.AddRenderObservation(env)
 
 

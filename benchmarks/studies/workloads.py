@@ -121,7 +121,7 @@ def main() -> int:
     out: Path = arguments.out or RESULTS / ("quick" if arguments.quick else "workloads" if is_everything else "partial")
     out.mkdir(parents=True, exist_ok=True)
 
-    run, began = describe_run(), time.perf_counter()
+    run, began = describe_run("workloads"), time.perf_counter()
     rows: list[Row] = []
     failures: dict[str, str] = {}
     for name in tqdm(names, "workloads", disable=None):
@@ -259,9 +259,9 @@ def make_row(
     )
 
 
-def describe_run() -> dict[str, Any]:
+def describe_run(study: str) -> dict[str, Any]:
     return {
-        "command": shlex.join(["python", "-m", "benchmarks.studies.workloads", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", f"benchmarks.studies.{study}", *sys.argv[1:]]),
         "date": date.today().isoformat(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
         "load": round(psutil.getloadavg()[0], 1),
