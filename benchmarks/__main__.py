@@ -28,7 +28,7 @@ from typing import Any
 import psutil
 
 from benchmarks import peers, plots, report
-from benchmarks.plan import FULL, GAME, QUICK, Plan, choose, subjects_of
+from benchmarks.plan import FULL, GAME, QUICK, WORKLOAD_DATA, Plan, choose, subjects_of
 from benchmarks.recordings import load_recording
 from benchmarks.results import Table
 from benchmarks.sections import replay, rollouts, saving, scaling, training
@@ -46,7 +46,7 @@ def main() -> int:
     )
     parser.add_argument("--quick", action="store_true", help="less data, fewer subjects, fewer repeats")
     parser.add_argument("--sections", type=_names, default=list(SECTIONS), help=f"of {','.join(SECTIONS)}")
-    parser.add_argument("--data", type=_names, help=f"of the section replay: {','.join(FULL.data)}")
+    parser.add_argument("--data", type=_names, help=f"of the section replay: {','.join(FULL.data | WORKLOAD_DATA)}")
     parser.add_argument("--steps", type=int, help="of each environment, in the section replay")
     parser.add_argument("--subjects", type=_names, help="libraries (sb3, ours, ...) or library:method; default: all")
     parser.add_argument("--out", type=Path, help="folder for the results (default: one in benchmarks/results)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from benchmarks.environments import ENVIRONMENTS, WORKLOADS
 from benchmarks.streams import Stream
 from benchmarks.subjects import LIBRARIES, library_of
 
@@ -108,6 +109,14 @@ FULL = Plan(
     training_rounds=3,
 )
 
+WORKLOAD_DATA = {
+    name: Data(f"{name.capitalize()}: {ENVIRONMENTS[name].why}", 3_000, ("sb3", "ours:auto"))
+    for names in WORKLOADS.values()
+    for name in names
+    if name not in FULL.data
+}
+"""What is measured only if it is asked for by name. :mod:`benchmarks.studies.workloads` compares all of it."""
+
 _ONE_OF_EACH = ("sb3", "ours:auto", "older:zstd-5", "cpprb", "torchrl:tensor")
 QUICK = replace(
     FULL,
@@ -138,10 +147,11 @@ def choose(plan: Plan, data: list[str] | None, subjects: list[str] | None, steps
     A library stands for those of its subjects that the plan has. ``library:method`` is taken as it is, on all data.
     """
     if data is not None:
-        unknown = [name for name in data if name not in FULL.data]
+        known = FULL.data | WORKLOAD_DATA
+        unknown = [name for name in data if name not in known]
         if unknown:
-            raise ValueError(f"unknown data {', '.join(unknown)}; known are {', '.join(FULL.data)}")
-        plan = replace(plan, data={name: plan.data.get(name, FULL.data[name]) for name in data})
+            raise ValueError(f"unknown data {', '.join(unknown)}; known are {', '.join(known)}")
+        plan = replace(plan, data={name: plan.data.get(name, known[name]) for name in data})
     if steps is not None:
         if steps < plan.fill_rounds:
             raise ValueError(f"--steps must be at least {plan.fill_rounds}, not {steps}")

@@ -93,7 +93,7 @@ class Measurements:
 
     def fill_and_watch(self, steps: int) -> dict[str, Any]:
         """Add steps, and return how the times of single calls are distributed."""
-        times = [self._add(step) for step in islice(self.playing, steps)]
+        times = [_timed(self.buffer.add, step) for step in islice(self.playing, steps)]
         slowest = sorted(range(len(times)), key=times.__getitem__)[-3:][::-1]
         return {
             **dict(zip(("p50", "p99", "p99.9"), np.percentile(times, (50, 99, 99.9)).tolist(), strict=True)),
@@ -105,24 +105,17 @@ class Measurements:
     def add_and_sample(self, batch_size: int, times: int) -> dict[str, list[float]]:
         """What training does: one ``add`` and one ``sample``, and so on."""
         added, sampled = [], []
+        batch: Any = None
+
+        def sample(batch_size: int) -> None:
+            # As in SB3's loops, the batch before is there until this one is, and is freed then.
+            nonlocal batch
+            batch = self.buffer.sample(batch_size)
+
         for step in islice(self.playing, times):
-            added.append(self._add(step))
-            began = time.perf_counter()
-            self.buffer.sample(batch_size)
-            sampled.append(1e6 * (time.perf_counter() - began))
+            added.append(_timed(self.buffer.add, step))
+            sampled.append(_timed(sample, batch_size))
         return {"add": added, "sample": sampled}
-
-    def _add(self, step: Transition) -> float:
-        """Add a step, and return the time it took.
-
-        This is the time on the clock or the CPU time of all threads, whichever is less: when another process takes the
-        core, it is not the buffer that pauses.
-        """
-        cpu_began = time.process_time()
-        began = time.perf_counter()
-        self.buffer.add(step)
-        elapsed = time.perf_counter() - began
-        return 1e6 * min(elapsed, time.process_time() - cpu_began)
 
     def fixed_cost(self) -> int:
         """By how many bytes the first use of the library has grown the process, a buffer's contents not included."""
@@ -194,11 +187,31 @@ class Measurements:
         return train(algorithm, self.subject, steps)
 
 
-def _fingerprints(obs: Array, next_obs: Array) -> Array:
+def _timed(function: Callable[[Any], Any], argument: Any) -> float:
+    """Microseconds of one call: the time on the clock or the CPU time of all threads, whichever is less.
+
+    When another process takes the core, it is not the buffer that pauses.
+    """
+    cpu_began = time.process_time()
+    began = time.perf_counter()
+    function(argument)
+    elapsed = time.perf_counter() - began
+    return 1e6 * min(elapsed, time.process_time() - cpu_began)
+
+
+def _fingerprints(obs: Any, next_obs: Any) -> Array:
     """A checksum of each row, of a part of its pixels."""
-    parts = [array[..., ::5, ::3] if array.ndim == 4 else array for array in (obs, next_obs)]
-    rows = zip(*parts, strict=True)
-    return np.array([zlib.crc32(next_row.tobytes(), zlib.crc32(row.tobytes())) for row, next_row in rows], np.uint32)
+    arrays = [
+        part for values in (obs, next_obs) for part in (values.values() if isinstance(values, dict) else [values])
+    ]
+    parts = [array[..., ::5, ::3] if array.ndim == 4 else array for array in arrays]
+    found = []
+    for row in zip(*parts, strict=True):
+        checksum = 0
+        for part in row:
+            checksum = zlib.crc32(part.tobytes(), checksum)
+        found.append(checksum)
+    return np.array(found, np.uint32)
 
 
 def _resident() -> int:

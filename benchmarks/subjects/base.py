@@ -53,8 +53,8 @@ class Subject(ABC):
         """Draw transitions, complete and ready for use."""
 
     @abstractmethod
-    def observations(self, batch: Any) -> tuple[Array, Array]:
-        """The observations and next observations of what :meth:`sample` returned, shaped as the space is."""
+    def observations(self, batch: Any) -> tuple[Any, Any]:
+        """The observations and next observations of what :meth:`sample` returned, as arrays or dicts of arrays."""
 
     @abstractmethod
     def save(self, path: Path) -> None:

@@ -38,7 +38,8 @@ class Ours(Sb3Like):
         self.buffer.save(path)
 
     def load(self, path: Path) -> None:
-        self.buffer = CompressedReplayBuffer.load(path)
+        assert isinstance(self.buffer, CompressedReplayBuffer)
+        self.buffer = type(self.buffer).load(path)
 
     def payload_per_frame(self) -> float | None:
         assert isinstance(self.buffer, CompressedReplayBuffer)

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer, RolloutBuffer
 
 from benchmarks.recordings import Transition
-from benchmarks.subjects.base import Array, Subject, Task
+from benchmarks.subjects.base import Subject, Task
 
 
 class Sb3Like(Subject):
@@ -34,8 +34,8 @@ class Sb3Like(Subject):
     def sample(self, batch_size: int) -> Any:
         return self.buffer.sample(batch_size)
 
-    def observations(self, batch: Any) -> tuple[Array, Array]:
-        return batch.observations.numpy(), batch.next_observations.numpy()
+    def observations(self, batch: Any) -> tuple[Any, Any]:
+        return _to_numpy(batch.observations), _to_numpy(batch.next_observations)
 
     def save(self, path: Path) -> None:
         with path.open("wb") as file:
@@ -76,3 +76,9 @@ class Sb3(Sb3Like):
 
     def rollout_buffer(self, steps: int) -> RolloutBuffer:
         return RolloutBuffer(**self.spaces_and_size | {"buffer_size": steps})
+
+
+def _to_numpy(observations: Any) -> Any:
+    if isinstance(observations, dict):
+        return {key: part.numpy() for key, part in observations.items()}
+    return observations.numpy()
