@@ -311,7 +311,7 @@ def table(rows: Sequence[Row]) -> str:
             _speed(row, "sample(256)", targets.sample_256),
             f"{row.rss_bytes:,.0f} / {row.usage_bytes:,.0f} of {row.sb3_rss_bytes:,.0f}"
             f" ({row.rss_bytes / row.sb3_rss_bytes:.3f}) {mark(is_small)}",
-            row.chosen,
+            _in_use(row.chosen),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -337,6 +337,12 @@ def summary(rows: Sequence[Row]) -> list[str]:
         fixed = np.median([row.fixed_cost for row in members]) / 1e6
         lines.append(f"{group}, `{method}`, of {len(members)}: {'; '.join(met)}. First use takes {fixed:.0f} MB.")
     return lines
+
+
+def _in_use(method: str) -> str:
+    """``key: method, key: method`` of a Dict, shortened if all keys have the same method."""
+    methods = {part.partition(": ")[2] for part in method.split(", ")} if ": " in method else {method}
+    return f"{methods.pop()}, all keys" if ": " in method and len(methods) == 1 else method
 
 
 def mark(is_met: bool) -> str:

@@ -54,6 +54,11 @@ def test_every_target_that_is_missed_is_marked() -> None:
     assert sum("✗" in cell for cell in cells_of(row)) == 5
 
 
+def test_a_dict_whose_keys_share_a_method_names_it_once() -> None:
+    assert cells_of(make_row("fetch", chosen="a: none (auto), b: none (auto)"))[7] == "none (auto), all keys"
+    assert cells_of(make_row("fetch", chosen="a: none (auto), b: delta (auto)"))[7] == "a: none (auto), b: delta (auto)"
+
+
 def test_one_game_has_a_target_of_its_own() -> None:
     assert "✓" in cells_of(make_row("enduro", rss_bytes=300.0))[6]
     assert "✗" in cells_of(make_row("mspacman", rss_bytes=300.0))[6]
