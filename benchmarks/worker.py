@@ -67,6 +67,8 @@ class Measurements:
         _give_back_memory()
         for _ in islice(self.playing, SETTLE_STEPS):  # what playing itself needs is there again
             pass
+        # Else Python looks through all of torch for garbage every now and then, which takes some milliseconds.
+        gc.freeze()
         self.memory_before = _resident()
         self.buffer = make_subject(self.subject, self.stream.task(self.stream.steps))
         np.random.seed(0)  # the same draws for all that draw as SB3 does
