@@ -83,7 +83,7 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):
         CompressedDictReplayBuffer._reopen(self)
 
     _saved_fields = (*_BehindHer._saved_fields, "ep_start", "ep_length", "_current_ep_start")
-    _rebuilt = ("env", "infos")
+    _rebuilt = ("env", "infos", "_is_stored")
     __getstate__ = _BehindHer.__getstate__  # not HerReplayBuffer's
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -127,19 +127,29 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):
     ) -> None:
         if self._folder is not None:
             self._folder.before_adding(self)  # now: SB3's method changes episodes before it stores the step
-        # SB3's method removes the episode that is being overwritten before it checks the new transition.
-        pos = self.pos
-        before = self.ep_start[pos].copy(), self.ep_length[pos].copy(), self.infos[pos : pos + 1].copy()
-        try:
-            super().add(obs, next_obs, action, reward, done, infos)
-        except BaseException:
-            if self.pos == pos:
-                self._put_episodes_back(pos, *before)
-            else:  # Ctrl-C after the transition was stored: finish its episodes
-                for env_index in np.flatnonzero(self.dones[pos]).tolist():
-                    if self.ep_length[pos, env_index] == 0:
-                        self._compute_episode_length(env_index)
-            raise
+        with self._lock.held:
+            # SB3's method removes the episode that is being overwritten before it checks the new transition.
+            pos = self.pos
+            before = self.ep_start[pos].copy(), self.ep_length[pos].copy(), self.infos[pos : pos + 1].copy()
+            self._is_stored = False
+            try:
+                super().add(obs, next_obs, action, reward, done, infos)
+            except BaseException:
+                if self._is_stored:  # Ctrl-C after the transition was stored
+                    self._finish_episodes(pos)
+                else:
+                    self._put_episodes_back(pos, *before)
+                raise
+
+    def _commit(self, *step: Any) -> None:
+        super()._commit(*step)
+        self._is_stored = True
+
+    def _finish_episodes(self, pos: int) -> None:
+        """Complete what SB3 does after the transition at ``pos`` was stored. Doing it twice does no harm."""
+        for env_index in np.flatnonzero(self.dones[pos]).tolist():
+            if self._current_ep_start[env_index] != self.pos:
+                self._compute_episode_length(env_index)
 
     def _put_episodes_back(
         self, pos: int, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], infos: npt.NDArray[Any]
@@ -164,7 +174,8 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> DictReplayBufferSamples:  # type: ignore[override]
         self._check_folder()
-        return super().sample(batch_size, env)
+        with self._lock.held:  # so that no episode is overwritten between drawing and reading it
+            return super().sample(batch_size, env)
 
     def _get_real_samples(
         self,

@@ -120,19 +120,9 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
     def beta(self) -> float:
         return self._beta(self.progress_remaining)
 
-    def add(self, *args: Any, **kwargs: Any) -> None:
-        with self._lock.held:
-            slot = self.pos
-            try:
-                super().add(*args, **kwargs)
-            except BaseException:
-                if self.pos != slot:  # Ctrl-C after the transition was stored: it needs a priority, too
-                    self._set_first_priority(slot)
-                raise
-            self._set_first_priority(slot)
-
-    def _set_first_priority(self, slot: int) -> None:
-        self._tree[self._places(slot)] = self.max_priority**self.alpha
+    def _commit(self, pos: int, *stored: Any) -> None:
+        super()._commit(pos, *stored)
+        self._tree[self._places(pos)] = self.max_priority**self.alpha
         if self.optimize_memory_usage:
             self._tree[self._places(self.pos)] = 0.0  # its observation is now the newest next observation
 

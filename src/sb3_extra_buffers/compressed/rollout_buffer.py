@@ -62,15 +62,16 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
         # SB3 allocates the observations of a rollout here, every time. A shape without elements avoids that.
         obs_shape: Any = self.obs_shape
         no_elements: Any = dict.fromkeys(obs_shape, (0,)) if isinstance(obs_shape, dict) else (0,)
-        self.obs_shape = no_elements
-        try:
-            super().reset()
-        finally:
-            self.obs_shape = obs_shape
-            if self._stores:
-                self.observations = self._column(0)
-        for store in self._stores.values():
-            store.clear()
+        with self._lock.held:
+            self.obs_shape = no_elements
+            try:
+                super().reset()
+            finally:
+                self.obs_shape = obs_shape
+                if self._stores:
+                    self.observations = self._column(0)
+            for store in self._stores.values():
+                store.clear()
 
     def add(
         self,
@@ -83,30 +84,33 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
         **extra: Any,
     ) -> None:
         # Not SB3's method, which would leave half a step behind if one of the values is wrong.
-        pos = self.pos
-        if pos >= self.buffer_size:
-            raise IndexError(f"The rollout has all of its {self.buffer_size} steps: call reset() before adding more.")
-        rows = {
-            "actions": row_of(self.actions, np.asarray(on_host(action)).reshape(self.n_envs, self.action_dim)),
-            "rewards": row_of(self.rewards, on_host(reward)),
-            "episode_starts": row_of(self.episode_starts, on_host(episode_start)),
-            "values": row_of(self.values, np.ravel(on_host(value))),
-            "log_probs": row_of(self.log_probs, on_host(log_prob)),
-            **self._extra_rows(**extra),
-        }
-        self._write_observations(pos, self._checked_observations(obs))
+        with self._lock.held:
+            pos = self.pos
+            if pos >= self.buffer_size:
+                raise IndexError(
+                    f"The rollout has all of its {self.buffer_size} steps: call reset() before adding more."
+                )
+            rows = {
+                "actions": row_of(self.actions, np.asarray(on_host(action)).reshape(self.n_envs, self.action_dim)),
+                "rewards": row_of(self.rewards, on_host(reward)),
+                "episode_starts": row_of(self.episode_starts, on_host(episode_start)),
+                "values": row_of(self.values, np.ravel(on_host(value))),
+                "log_probs": row_of(self.log_probs, on_host(log_prob)),
+                **self._extra_rows(**extra),
+            }
+            self._write_observations(pos, self._checked_observations(obs))
+            try:
+                self._commit(pos, rows)
+            except BaseException:  # Ctrl-C: complete the step nevertheless
+                self._commit(pos, rows)
+                raise
 
-        def commit() -> None:
-            for name, row in rows.items():
-                getattr(self, name)[pos] = row
-            self.pos = pos + 1
-            self.full = self.pos == self.buffer_size
-
-        try:
-            commit()
-        except BaseException:  # Ctrl-C: complete the step nevertheless
-            commit()
-            raise
+    def _commit(self, pos: int, rows: dict[str, npt.NDArray[Any]]) -> None:
+        """Make a stored step the one at ``pos``. Doing it twice does no harm."""
+        for name, row in rows.items():
+            getattr(self, name)[pos] = row
+        self.pos = pos + 1
+        self.full = self.pos == self.buffer_size
 
     def _extra_rows(self, **unknown: Any) -> dict[str, npt.NDArray[Any]]:
         """Further arguments of :meth:`add` in derived classes, as rows of arrays by name."""

@@ -1,0 +1,97 @@
+"""Interrupted steps of HER and prioritized buffers, whose own arrays must agree with what is stored.
+
+With one slot per environment the position never moves, so it cannot tell whether a step was stored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.buffers import ReplayBuffer
+
+from sb3_extra_buffers.compressed import CompressedHerReplayBuffer, CompressedPrioritizedReplayBuffer
+from tests.compressed.test_interrupted import interrupted
+from tests.persistence.buffers import ACTIONS, IMAGES, N_ENVS, goal_env, steps_for
+
+LINES = 2000
+
+
+def interrupted_anywhere(make: Any, check: Any) -> tuple[int, int]:
+    """Interrupts the second step once at each line, and counts how often it was stored."""
+    stored = 0
+    for line in range(1, LINES):
+        buffer: ReplayBuffer = make()
+        old, new = ((*step[:5], [{"step": number}] * N_ENVS) for number, step in enumerate(steps_for(buffer, 2)))
+        old[3][:], new[3][:] = 1.0, 2.0
+        buffer.add(*old)
+        prepared = check(buffer)
+        if not interrupted(lambda buffer=buffer, new=new: buffer.add(*new), line):
+            return stored, line - 1 - stored
+        is_stored = bool(buffer.rewards[0, 0] == 2.0)
+        stored += is_stored
+        prepared(is_stored)
+    raise AssertionError("the step takes more lines than this test interrupts")
+
+
+def test_a_priority_belongs_to_the_step_that_is_stored() -> None:
+    def make() -> CompressedPrioritizedReplayBuffer:
+        return CompressedPrioritizedReplayBuffer(
+            N_ENVS, IMAGES, ACTIONS, "cpu", N_ENVS, compression_method="none", frame_stack=None
+        )
+
+    def check(buffer: CompressedPrioritizedReplayBuffer) -> Any:
+        buffer.update_priorities(np.arange(N_ENVS), np.full(N_ENVS, 0.25))
+        old = buffer._tree[np.arange(N_ENVS)].copy()
+
+        def after(is_stored: bool) -> None:
+            assert (buffer._tree[np.arange(N_ENVS)] == (1.0 if is_stored else old)).all()
+
+        return after
+
+    stored, not_stored = interrupted_anywhere(make, check)
+    assert stored > 5
+    assert not_stored > 5
+
+
+def test_infos_belong_to_the_step_that_is_stored() -> None:
+    env = goal_env()
+
+    def make() -> CompressedHerReplayBuffer:
+        return CompressedHerReplayBuffer(
+            N_ENVS, env.observation_space, env.action_space, env, "cpu", N_ENVS, copy_info_dict=True
+        )
+
+    def check(buffer: CompressedHerReplayBuffer) -> Any:
+        def after(is_stored: bool) -> None:
+            assert [info["step"] for info in buffer.infos[0]] == [int(is_stored)] * N_ENVS
+
+        return after
+
+    stored, not_stored = interrupted_anywhere(make, check)
+    assert stored > 5
+    assert not_stored > 5
+
+
+def test_her_starts_a_new_episode_after_an_interrupted_end() -> None:
+    env = goal_env()
+    arguments: Any = 20 * N_ENVS, env.observation_space, env.action_space, env, "cpu", N_ENVS
+    steps = [
+        (*step, np.full(N_ENVS, number % 4 == 3), infos)
+        for number, (*step, _, infos) in enumerate(steps_for(CompressedHerReplayBuffer(*arguments), 12))
+    ]
+    expected = CompressedHerReplayBuffer(*arguments)
+    for step in steps:
+        expected.add(*step)
+    for line in range(1, LINES):
+        buffer = CompressedHerReplayBuffer(*arguments)
+        for step in steps[:7]:
+            buffer.add(*step)
+        is_through = not interrupted(lambda buffer=buffer: buffer.add(*steps[7]), line)
+        for step in steps[buffer.pos :]:
+            buffer.add(*step)
+        for name in ("ep_start", "ep_length", "_current_ep_start", "dones"):
+            assert (getattr(buffer, name) == getattr(expected, name)).all(), (name, line)
+        if is_through:
+            break
+    assert is_through
