@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -169,18 +170,13 @@ class BaseCompressedBuffer(SaveableBuffer):
 
     def _arguments(self) -> dict[str, Any]:
         recipe, elem_type = self._config.recipe, self._config.elem_type
+        names = inspect.signature(self._library_class()).parameters.keys() - {"device", "storage", "path"}
         return {
-            "buffer_size": self.buffer_size,
-            "observation_space": self.observation_space,
-            "action_space": self.action_space,
-            "n_envs": self.n_envs,
+            **{name: getattr(self, name) for name in sorted(names) if hasattr(self, name)},
             "compression_method": "auto" if recipe is None else str(recipe.method),
             "compression_kwargs": {} if recipe is None else dict(recipe.options),
             "dtypes": None if elem_type is None else {"elem_type": elem_type},
-            "normalize_images": self.normalize_images,
-            "output_dtype": self.output_dtype,
             "frame_stack": self._config.frame_stack,
-            "verify": self.verify,
         }
 
     def _create_stores(self) -> None:

@@ -91,15 +91,7 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):
         _BehindHer.__setstate__(self, state)
 
     def _arguments(self) -> dict[str, Any]:
-        arguments = {
-            **super()._arguments(),
-            "env": None,
-            "n_sampled_goal": self.n_sampled_goal,
-            "goal_selection_strategy": self.goal_selection_strategy,
-            "copy_info_dict": self.copy_info_dict,
-        }
-        del arguments["prefetch"]
-        return arguments
+        return {**super()._arguments(), "env": None}
 
     def _state(self) -> State:
         state = dict(super()._state())

@@ -60,9 +60,6 @@ class CompressedNStepReplayBuffer(CompressedReplayBuffer, NStepReplayBuffer):
             **of_sb3,
         )
 
-    def _arguments(self) -> dict[str, Any]:
-        return {**super()._arguments(), "n_steps": self.n_steps, "gamma": self.gamma}
-
     def _samples_at(
         self,
         batch_inds: npt.NDArray[np.int64],

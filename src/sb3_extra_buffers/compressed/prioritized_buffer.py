@@ -177,7 +177,7 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
         return dataclasses.replace(usage, index=usage.index + round(self._tree.nbytes * self.size() / self.buffer_size))
 
     def _arguments(self) -> dict[str, Any]:
-        return {**super()._arguments(), "alpha": self.alpha, "beta": self._beta, "epsilon": self.epsilon}
+        return {**super()._arguments(), "beta": self._beta}
 
     def _state(self) -> State:
         return {

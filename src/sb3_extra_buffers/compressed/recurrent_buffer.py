@@ -55,9 +55,6 @@ class _Recurrent(CompressedRolloutBuffer):
         rows = {name: row_of(getattr(self, name), on_host(state)) for name, state in states}
         return {**super()._extra_rows(**unknown), **rows}
 
-    def _arguments(self) -> dict[str, Any]:
-        return {**super()._arguments(), "hidden_state_shape": self.hidden_state_shape}
-
 
 # contrib's add() takes any *args.
 class CompressedRecurrentRolloutBuffer(_Recurrent, RecurrentRolloutBuffer):  # type: ignore[misc]

@@ -63,6 +63,7 @@ class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
                 "Leave out optimize_memory_usage: next observations share the memory of observations anyway."
             )
         self._n_columns = 1 if optimize_memory_usage else 2
+        self.prefetch = prefetch
         self._prefetcher = Prefetcher() if prefetch else None
         super().__init__(
             buffer_size,
@@ -86,13 +87,7 @@ class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
     _rebuilt: ClassVar[tuple[str, ...]] = ("next_observations", "_prefetcher")
 
     def _arguments(self) -> dict[str, Any]:
-        return {
-            **super()._arguments(),
-            "buffer_size": self.buffer_size * self.n_envs,
-            "optimize_memory_usage": self.optimize_memory_usage,
-            "handle_timeout_termination": self.handle_timeout_termination,
-            "prefetch": self._prefetcher is not None,
-        }
+        return {**super()._arguments(), "buffer_size": self.buffer_size * self.n_envs}
 
     def _restore(self, state: SavedState) -> None:
         with self._prefetcher.invalidated() if self._prefetcher else nullcontext():

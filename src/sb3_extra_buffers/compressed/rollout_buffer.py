@@ -143,9 +143,6 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
                 store.output_dtype = (arrays[key] if isinstance(arrays, dict) else arrays).dtype
         self.observations = self._column(0)
 
-    def _arguments(self) -> dict[str, Any]:
-        return {**super()._arguments(), "gae_lambda": self.gae_lambda, "gamma": self.gamma}
-
     def _state(self) -> State:
         return {**super()._state(), "generator_ready": self.generator_ready}
 

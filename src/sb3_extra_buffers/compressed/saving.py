@@ -17,7 +17,9 @@ from stable_baselines3.common.utils import check_for_correct_spaces, get_device
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
-from sb3_extra_buffers.persistence import files
+from sb3_extra_buffers.persistence import container
+from sb3_extra_buffers.persistence.container import Container
+from sb3_extra_buffers.persistence.files import as_corrupt, bar, describe, read_arguments, state_file
 from sb3_extra_buffers.persistence.folder import BufferFolder, close_unattended
 from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.locking import BufferLock
@@ -59,8 +61,14 @@ class SaveableBuffer(BaseBuffer):
 
         :param progress: Show a progress bar. By default for large buffers in a terminal.
         """
+        path = Path(path)
         with self._lock.held:
-            files.save(self, Path(path), progress)
+            self._check_folder()
+            meta, arrays = describe(self)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            size = sum(value.data.nbytes for value in arrays.values())
+            with bar(f"saving {path.name}", size, progress) as update:
+                container.write(path, meta, arrays, update)
 
     @classmethod
     def load(
@@ -78,19 +86,25 @@ class SaveableBuffer(BaseBuffer):
             memory. The file may be saved to or replaced meanwhile, but not changed in any other way.
         :param env: Must have the spaces of the buffer. ``CompressedHerReplayBuffer`` computes rewards with it.
         """
-
-        def create(name: Any, arguments: dict[str, Any]) -> Any:
-            found = cls._class_to_load(name, path)
+        path = Path(path)
+        with Container.open(state_file(path), mmap) as file, as_corrupt(path):
+            found, arguments = cls._class_to_load(file.meta.get("class"), path), read_arguments(file)
             if env is not None:
                 _check_spaces(env, arguments, path)
             if "env" in arguments:
                 arguments["env"] = env
+            if path.is_dir():
+                arguments |= {"storage": "mmap", "path": path}
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # were shown when the buffer was created
-                return found(**arguments, device=device)
-
-        loaded: Self = files.load(Path(path), create, mmap, progress)
-        return loaded
+                buffer = found(**arguments, device=device)
+            if path.is_dir():
+                buffer._check_folder()
+                return buffer
+            size = sum(array.nbytes for array in file.arrays.values())
+            with bar(f"loading {path.name}", size, progress) as update:
+                buffer._restore(SavedState(file, file.meta["state"], progress=update))
+        return buffer
 
     def flush(self) -> None:
         """Write the contents of a buffer on disk to its folder, so that they survive a crash. No effect in memory."""
@@ -163,7 +177,10 @@ class SaveableBuffer(BaseBuffer):
 
     @abstractmethod
     def _arguments(self) -> dict[str, Any]:
-        """The constructor arguments that create an empty buffer like this one, without ``device``."""
+        """The constructor arguments that create an empty buffer like this one, without ``device``.
+
+        An option that is kept in an attribute of its name is among them already.
+        """
 
     def _state(self) -> State:
         return {
@@ -224,7 +241,7 @@ class SaveableBuffer(BaseBuffer):
         return next((base for base in cls.__mro__ if _library_classes.get(base.__name__) is base), cls)
 
     @classmethod
-    def _class_to_load(cls, name: Any, path: str | Path) -> type[Self]:
+    def _class_to_load(cls, name: Any, path: Path) -> type[Self]:
         """The class that a file names: this class or one derived from it. A user's class loads files of its base."""
         if isinstance(name, str) and name not in _library_classes:
             # Some modules are imported on first use of their classes.
@@ -240,7 +257,7 @@ class SaveableBuffer(BaseBuffer):
         raise ConfigurationError(f"{path} holds a {name}, not a {cls.__name__}: use {name}.load().")
 
 
-def _check_spaces(env: VecEnv, arguments: dict[str, Any], path: str | Path) -> None:
+def _check_spaces(env: VecEnv, arguments: dict[str, Any], path: Path) -> None:
     try:
         check_for_correct_spaces(env, arguments["observation_space"], arguments["action_space"])
     except ValueError as error:

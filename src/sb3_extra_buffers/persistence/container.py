@@ -99,12 +99,9 @@ class Container:
         """
         stored = self._stored(name)
         array = zeros(stored.shape, stored.dtype) if into is None else into[: stored.nbytes]
-        target = array.reshape(-1).view(np.uint8).data
-        for block, start, length in stored.parts():
-            if block is not None:
-                self._read_block(name, block, target[start : start + length])
-            if progress is not None:
-                progress(length)
+        target = array.reshape(-1).view(np.uint8)
+        for start, block in self._blocks(name, progress):
+            target[start : start + len(block)] = block
         return array
 
     def map(self, name: str) -> Memory | None:
@@ -125,18 +122,14 @@ class Container:
 
     def verify(self, progress: Progress | None = None) -> list[str]:
         """The names of all damaged arrays."""
-        wrong = []
-        scratch = memoryview(bytearray(BLOCK_BYTES))
-        for name, stored in self.arrays.items():
+        damaged = []
+        for name in self.arrays:
             try:
-                for block, _, length in stored.parts():
-                    if block is not None:
-                        self._read_block(name, block, scratch[:length])
-                    if progress is not None:
-                        progress(length)
+                for _ in self._blocks(name, progress):
+                    pass
             except CorruptDataError:
-                wrong.append(name)
-        return wrong
+                damaged.append(name)
+        return damaged
 
     def _stored(self, name: str) -> StoredArray:
         try:
@@ -144,15 +137,18 @@ class Container:
         except KeyError:
             raise CorruptDataError(f"{self.path} has no array {name!r}.") from None
 
-    def _read_block(self, name: str, block: Block, target: memoryview) -> None:
-        padding = -len(target) % _ALIGNMENT
-        self._file.seek(block.offset)
-        n_read = self._file.readinto(target)  # type: ignore[attr-defined]  # a buffered reader
-        rest = self._file.read(padding)
-        if n_read != len(target) or len(rest) != padding:
-            raise CorruptDataError(f"{self.path} ends in the middle of {name!r}: it is not complete.")
-        if _digest(target, rest) != block.digest:
-            raise CorruptDataError(f"{self.path} is damaged: {name!r} does not agree with its checksum.")
+    def _blocks(self, name: str, progress: Progress | None) -> Iterator[tuple[int, Bytes]]:
+        """The blocks of an array that are not zeros, and where each starts, with their checksums compared."""
+        for block, start, length in self._stored(name).parts():
+            if block is not None:
+                data = _read_block(self._file, block, length)
+                if len(data) < length:
+                    raise CorruptDataError(f"{self.path} ends in the middle of {name!r}: it is not complete.")
+                if xxhash.xxh3_128_hexdigest(data) != block.digest:
+                    raise CorruptDataError(f"{self.path} is damaged: {name!r} does not agree with its checksum.")
+                yield start, np.frombuffer(data, dtype=np.uint8, count=length)
+            if progress is not None:
+                progress(length)
 
 
 def write(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, Value], progress: Progress | None = None) -> int:
@@ -190,14 +186,14 @@ def _write_anew(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, Value]
         with create(unfinished) as file:
             file.write(bytes(HEADER_BYTES))
             writer = _Writer(file, {}, progress)
-            header, end = _write_manifest(file, writer.write(meta, arrays), 1)
-            _write_header(file, header)
+            manifest = writer.write(meta, arrays)
+            _write_header(file, _write_manifest(file, manifest, 1))
         unfinished.replace(path)
         sync_directory(path.parent)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
-    return end - writer.skipped
+    return writer.written + len(manifest)
 
 
 def _append(
@@ -213,22 +209,22 @@ def _append(
             if manifest == before.text:
                 sync(file)  # nothing has changed, but the last save may have been killed before this
                 return 0
-            header, end = _write_manifest(file, manifest, before.generation + 1)
+            header = _write_manifest(file, manifest, before.generation + 1)
         except BaseException:
             with contextlib.suppress(OSError):
                 file.truncate(before.end)
             raise
         _write_header(file, header)  # from here on never truncate: the header on disk may be the old or the new one
-    return end - before.end - writer.skipped
+    return writer.written + len(manifest)
 
 
-def _write_manifest(file: BinaryIO, manifest: bytes, generation: int) -> tuple[bytes, int]:
-    """Write the manifest after the blocks, and sync both to disk. Returns the header, and where the file ends."""
+def _write_manifest(file: BinaryIO, manifest: bytes, generation: int) -> bytes:
+    """Write the manifest after the blocks, and sync both to disk. Returns the header."""
     offset = file.tell()
     file.write(manifest)
     sync(file)
     header = HEADER.pack(MAGIC, VERSION, 0, generation, offset, len(manifest), xxhash.xxh3_128_digest(manifest))
-    return header + xxhash.xxh3_128_digest(header), offset + len(manifest)
+    return header + xxhash.xxh3_128_digest(header)
 
 
 def _write_header(file: BinaryIO, header: bytes) -> None:
@@ -247,8 +243,7 @@ class _Writer:
         self._intact: set[str] = set()
         """Checksums of blocks that this save has written or compared. All others may be damaged."""
         self._progress = progress
-        self.skipped = 0
-        self._scratch = np.empty(BLOCK_BYTES, dtype=np.uint8)
+        self.written = 0
 
     def write(self, meta: Mapping[str, Any], arrays: Mapping[str, Value]) -> bytes:
         """Write blocks, and return the manifest."""
@@ -263,67 +258,47 @@ class _Writer:
         self._align(_ALIGNMENT)
         return json.dumps({"meta": meta, "arrays": entries}, separators=(",", ":"), allow_nan=False).encode()
 
-    def _write_block(self, data: memoryview | None, alignment: int) -> Block | None:
+    def _write_block(self, block: Bytes | None, alignment: int) -> Block | None:
         if self._progress is not None:
-            self._progress(BLOCK_BYTES if data is None else len(data))
-        if data is None:
+            self._progress(BLOCK_BYTES if block is None else len(block))
+        if block is None or not block.any():
             return None
-        padding = bytes(-len(data) % _ALIGNMENT)
-        digest = _digest(data, padding)
-        if digest == _digest_of_zeros(len(data) + len(padding)):
-            return None
-        block = self._known.get(digest)
-        if block is None or block.offset % alignment or not self._is_intact(block, data, padding):
+        data = block.tobytes() + bytes(-len(block) % _ALIGNMENT)
+        digest = xxhash.xxh3_128_hexdigest(data)
+        found = self._known.get(digest)
+        if found is None or found.offset % alignment or not self._is_intact(found, data):
             self._align(alignment)
-            block = self._known[digest] = Block(self._file.tell(), digest)
-            self._intact.add(digest)
+            found = self._known[digest] = Block(self._file.tell(), digest)
             self._file.write(data)
-            self._file.write(padding)
-        return block
+            self.written += len(data)
+        self._intact.add(digest)
+        return found
 
-    def _is_intact(self, block: Block, data: memoryview, padding: bytes) -> bool:
+    def _is_intact(self, block: Block, data: bytes) -> bool:
         if block.digest in self._intact:
             return True
         end = self._file.tell()
         try:
-            self._file.seek(block.offset)
-            found = self._scratch[: len(data)]
-            n_read = self._file.readinto(found.data)  # type: ignore[attr-defined]  # a buffered reader
-            if n_read != len(data) or self._file.read(len(padding)) != padding:
-                return False
-            if not np.array_equal(found, np.frombuffer(data, dtype=np.uint8)):
-                return False
+            return _read_block(self._file, block, len(data)) == data
         finally:
             self._file.seek(end)
-        self._intact.add(block.digest)
-        return True
 
     def _align(self, alignment: int) -> None:
         """Continue at a multiple of ``alignment``. The gap takes no space in most file systems."""
         at = self._file.tell()
-        self.skipped += -at % alignment
         self._file.seek(at + -at % alignment)
 
 
-def _cut(value: Value) -> Iterator[memoryview | None]:
+def _cut(value: Value) -> Iterator[Bytes | None]:
     """The blocks of an array; ``None`` for one without live bytes."""
     array = value.data if isinstance(value, PartOfBytes) else value
-    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     for start in range(0, len(data), BLOCK_BYTES):
-        wanted = not isinstance(value, PartOfBytes) or value.touches(start, start + BLOCK_BYTES)
-        yield data[start : start + BLOCK_BYTES] if wanted else None
+        is_live = not isinstance(value, PartOfBytes) or value.touches(start, start + BLOCK_BYTES)
+        yield data[start : start + BLOCK_BYTES] if is_live else None
 
 
-def _digest(data: memoryview, padding: bytes) -> str:
-    hasher = xxhash.xxh3_128(data)
-    hasher.update(padding)
-    return hasher.hexdigest()
-
-
-_zeros: dict[int, str] = {}
-
-
-def _digest_of_zeros(length: int) -> str:
-    if length not in _zeros:
-        _zeros[length] = xxhash.xxh3_128_hexdigest(bytes(length))
-    return _zeros[length]
+def _read_block(file: BinaryIO, block: Block, length: int) -> bytes:
+    """A block with its padding, or less where the file ends."""
+    file.seek(block.offset)
+    return file.read(length + -length % _ALIGNMENT)

@@ -1,7 +1,6 @@
-"""Saving buffers to files, and loading them.
+"""A buffer as the contents of a file: its class, its constructor arguments, and its state, a tree of values and arrays.
 
-A file holds a buffer as a tree of values and arrays: its class, its constructor arguments and its state. Pickles hold
-the same tree, see :mod:`sb3_extra_buffers.storage.pickling`.
+Pickles hold the same tree, see :mod:`sb3_extra_buffers.storage.pickling`.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ import json
 import math
 import numbers
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +20,9 @@ from tqdm import tqdm
 
 from sb3_extra_buffers import __version__
 from sb3_extra_buffers.errors import CorruptDataError, ExtraBuffersError
-from sb3_extra_buffers.persistence import container
 from sb3_extra_buffers.persistence import spaces as spaces  # registers how spaces are written
 from sb3_extra_buffers.persistence.container import Container, Value
-from sb3_extra_buffers.state import Json, Progress, SavedState, State, decode, encode
+from sb3_extra_buffers.state import Json, Progress, decode, encode
 from sb3_extra_buffers.storage.pickling import split
 
 STATE = "state"
@@ -37,57 +35,6 @@ _NUMBERS = ("buffer_size", "n_envs", "gamma", "gae_lambda", "n_steps", "alpha", 
 """Arguments that constructors do not check."""
 _MOST_STEPS = 1 << 20
 """Of an n-step return: a batch takes memory for all of them."""
-
-
-class SavedBuffer(Protocol):
-    """A buffer, as far as it is needed to save it. See ``compressed/saving.py``."""
-
-    pos: int
-    full: bool
-
-    @property
-    def _stores(self) -> Mapping[str, Any]: ...
-    @property
-    def _folder(self) -> Any: ...
-    @classmethod
-    def _library_class(cls) -> type: ...
-    def _arguments(self) -> dict[str, Any]: ...
-    def _state(self) -> State: ...
-    def _restore(self, state: SavedState) -> None: ...
-    def _check_folder(self) -> None: ...
-    def close(self) -> None: ...
-
-
-Buffer = TypeVar("Buffer", bound=SavedBuffer)
-
-
-def save(buffer: SavedBuffer, path: Path, progress: bool | None = None) -> int:
-    """Write ``buffer`` to ``path`` and return how many bytes were written."""
-    buffer._check_folder()
-    meta, arrays = describe(buffer)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    size = sum(value.data.nbytes for value in arrays.values())
-    with bar(f"saving {path.name}", size, progress) as update:
-        return container.write(path, meta, arrays, update)
-
-
-def load(
-    path: Path, create: Callable[[Any, dict[str, Any]], Buffer], mmap: bool = False, progress: bool | None = None
-) -> Buffer:
-    """The buffer in a file, or in the folder of a buffer on disk.
-
-    :param create: Makes an empty buffer from the name of a class, which may be anything, and arguments.
-    """
-    with Container.open(state_file(path), mmap) as file, as_corrupt(path):
-        class_name, arguments = file.meta.get("class"), read_arguments(file)
-        if path.is_dir():
-            opened = create(class_name, {**arguments, "storage": "mmap", "path": path})
-            opened._check_folder()
-            return opened
-        with bar(f"loading {path.name}", sum(array.nbytes for array in file.arrays.values()), progress) as update:
-            buffer = create(class_name, arguments)
-            buffer._restore(SavedState(file, file.meta["state"], progress=update))
-    return buffer
 
 
 def state_file(path: Path) -> Path:
@@ -108,8 +55,8 @@ def bar(what: str, size: int, show: bool | None) -> Iterator[Progress]:
         yield shown.update
 
 
-def describe(buffer: SavedBuffer) -> tuple[dict[str, Any], dict[str, Value]]:
-    """All of a buffer, as JSON and arrays."""
+def describe(buffer: Any) -> tuple[dict[str, Any], dict[str, Value]]:
+    """All of a buffer (see ``compressed/saving.py``), as JSON and arrays."""
     plain, arrays = split(
         {name: _as_bytes(part) if isinstance(part, Json) else part for name, part in buffer._state().items()}
     )

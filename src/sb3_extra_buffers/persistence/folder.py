@@ -33,7 +33,7 @@ from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError, SaveE
 from sb3_extra_buffers.persistence import container
 from sb3_extra_buffers.persistence.container import Container
 from sb3_extra_buffers.persistence.disk import sync_directory
-from sb3_extra_buffers.persistence.files import STATE, SavedBuffer, as_corrupt, describe
+from sb3_extra_buffers.persistence.files import STATE, as_corrupt, describe
 from sb3_extra_buffers.state import SavedState
 from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.extent_arena import ExtentArena, is_arena_name
@@ -66,10 +66,9 @@ class BufferFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()
         except Timeout:
-            who = "this" if _is_open_here(self.path) else "another"
             self._detach(
-                f"{self.path} is in use by another buffer, of {who} process. Close that one and open this one again, "
-                "or choose another path."
+                f"{self.path} is in use by another buffer, of this process or another one. Close that buffer and open "
+                "this one again, or choose another path."
             )
         except OSError as error:
             self._detach(f"{self.path} cannot be used: {error.strerror or error}. Choose another path.")
@@ -95,7 +94,7 @@ class BufferFolder:
         """An array in a temporary file instead of memory. Flushes copy it to ``state``."""
         return np.zeros(shape, dtype) if self._problem is not None else zeros_in_file(self.path, shape, dtype)
 
-    def before_adding(self, buffer: SavedBuffer) -> None:
+    def before_adding(self, buffer: Any) -> None:
         """Flush if the files would otherwise grow although enough of their bytes are dead."""
         self._check_open()
         for arena in _arenas(buffer):
@@ -120,7 +119,7 @@ class BufferFolder:
                 "or close it there and open it here with load()."
             )
 
-    def flush(self, buffer: SavedBuffer) -> None:
+    def flush(self, buffer: Any) -> None:
         """Write the contents of ``buffer`` to the folder."""
         self._check_open()
         arenas = _arenas(buffer)
@@ -140,7 +139,7 @@ class BufferFolder:
             arena.release_held()
         self._remove_all_but({arena.memory.path for arena in arenas})
 
-    def reopen(self, buffer: SavedBuffer) -> None:
+    def reopen(self, buffer: Any) -> None:
         """Load the contents of the folder, if it has any, into a new buffer."""
         if self._problem is not None:
             return
@@ -158,7 +157,7 @@ class BufferFolder:
         self.is_ready = True
         _close_at_exit(buffer)
 
-    def _restore(self, buffer: SavedBuffer) -> str | None:
+    def _restore(self, buffer: Any) -> str | None:
         """Returns why the folder is not for this buffer, if so. Then nothing has changed."""
         state = self.path / STATE
         try:
@@ -212,7 +211,7 @@ class BufferFolder:
                     path.unlink()
 
 
-def close_unattended(buffer: SavedBuffer) -> None:
+def close_unattended(buffer: Any) -> None:
     """Close a buffer that its user has not closed, unless the user has removed its folder."""
     folder: BufferFolder | None = buffer._folder
     if folder is None or not folder.is_open:
@@ -229,7 +228,7 @@ _prepared_process = 0
 """The process that will close its buffers when it ends. A fork has to prepare itself."""
 
 
-def _close_at_exit(buffer: SavedBuffer) -> None:
+def _close_at_exit(buffer: Any) -> None:
     global _prepared_process
     _opened.add(buffer)
     if _prepared_process == os.getpid():
@@ -253,19 +252,7 @@ def _close_all() -> None:
         raise first_error
 
 
-def _is_open_here(path: Path) -> bool:
-    """Whether a buffer of this process has this folder."""
-    return any(buffer._folder.is_open and _is_same(buffer._folder.path, path) for buffer in list(_opened))
-
-
-def _is_same(one: Path, other: Path) -> bool:
-    try:
-        return one.samefile(other)
-    except OSError:
-        return False
-
-
-def _arenas(buffer: SavedBuffer) -> list[Any]:
+def _arenas(buffer: Any) -> list[Any]:
     return [frames.arena for store in buffer._stores.values() for frames in store.frame_stores]
 
 

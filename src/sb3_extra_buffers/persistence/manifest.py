@@ -7,9 +7,9 @@ import math
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import xxhash
@@ -28,8 +28,6 @@ DTYPES = re.compile(r"[<|][biuf](1|2|4|8|16)")
 _MOST_ZEROS = 16 << 30
 """A file may claim this many bytes of zeros, which take no space in it: they take only address space when read."""
 _MOST_REPETITIONS = 256
-
-Result = TypeVar("Result")
 
 
 class Block(NamedTuple):
@@ -63,10 +61,11 @@ class StoredArray(NamedTuple):
         joined: list[Piece] = []
         for block, start, length in self.parts():
             offset = None if block is None else block.offset
-            if joined and offset == (None if joined[-1].offset is None else joined[-1].offset + joined[-1].length):
-                length, start, offset = joined[-1].length + length, joined[-1].start, joined[-1].offset
-                joined.pop()
-            joined.append(Piece(start, length, offset))
+            last = joined[-1] if joined else None
+            if last is not None and offset == (None if last.offset is None else last.offset + last.length):
+                joined[-1] = last._replace(length=last.length + length)
+            else:
+                joined.append(Piece(start, length, offset))
         return joined
 
 
@@ -103,48 +102,32 @@ def read_manifest(path: Path, file: BinaryIO) -> Manifest:
     text = file.read(length)
     if xxhash.xxh3_128_digest(text) != digest:
         raise CorruptDataError(f"{path} is damaged: its manifest does not agree with its checksum.")
-    manifest = _parse(path, lambda: json.loads(text))
-    if not isinstance(manifest, dict) or not all(isinstance(manifest.get(key), dict) for key in ("meta", "arrays")):
-        raise CorruptDataError(f"{path} has no manifest with meta and arrays.")
     end = offset + length
-    return Manifest(generation, end, text, manifest["meta"], _parse_arrays(path, manifest["arrays"], end))
-
-
-def _parse_arrays(path: Path, entries: dict[str, Any], end: int) -> dict[str, StoredArray]:
-    arrays = _parse(path, lambda: {name: _parse_array(entry, end) for name, entry in entries.items()})
-    claimed = sum(array.nbytes for array in arrays.values())
-    if claimed > _MOST_ZEROS + _MOST_REPETITIONS * end:
-        raise CorruptDataError(f"{path} claims to hold {claimed:,} bytes, but has only {end:,}.")
-    return arrays
+    try:
+        manifest = json.loads(text)
+        meta = manifest["meta"]
+        arrays = {name: _parse_array(entry, end) for name, entry in manifest["arrays"].items()}
+        claimed = sum(array.nbytes for array in arrays.values())
+        if not isinstance(meta, dict) or claimed > _MOST_ZEROS + _MOST_REPETITIONS * end:
+            raise ValueError(f"{type(meta).__name__} with arrays of {claimed:,} bytes")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError, MemoryError) as error:
+        raise CorruptDataError(f"{path} is corrupt: its manifest cannot be used: {error}.") from error
+    return Manifest(generation, end, text, meta, arrays)
 
 
 def _parse_array(entry: Any, end: int) -> StoredArray:
-    dtype, shape, blocks = entry["dtype"], entry["shape"], entry["blocks"]
+    dtype, shape = entry["dtype"], entry["shape"]
     if not isinstance(dtype, str) or not DTYPES.fullmatch(dtype):
         raise ValueError(f"no dtype of numbers: {dtype!r}")
     if not isinstance(shape, list) or len(shape) > 16 or not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError(f"no shape: {shape!r}")
-    if not isinstance(blocks, list):
-        raise ValueError("no list of blocks")
-    parsed = [None if block is None else _parse_block(block) for block in blocks]
-    stored = StoredArray(np.dtype(dtype), tuple(shape), parsed)
-    if len(parsed) != -(-stored.nbytes // BLOCK_BYTES):
-        raise ValueError(f"{len(parsed)} blocks for {stored.nbytes} bytes")
+    blocks = [None if block is None else Block(*block) for block in entry["blocks"]]
+    stored = StoredArray(np.dtype(dtype), tuple(shape), blocks)
+    if len(blocks) != -(-stored.nbytes // BLOCK_BYTES):
+        raise ValueError(f"{len(blocks)} blocks for {stored.nbytes} bytes")
     for block, _, length in stored.parts():
-        if block is not None and not HEADER_BYTES <= block.offset <= end - length:
+        if block is not None and not (
+            type(block.offset) is int and HEADER_BYTES <= block.offset <= end - length and isinstance(block.digest, str)
+        ):
             raise ValueError(f"a block at {block.offset} of {end}")
     return stored
-
-
-def _parse_block(block: Any) -> Block:
-    offset, digest = block
-    if type(offset) is not int or not isinstance(digest, str):
-        raise ValueError(f"no block: {block!r}")
-    return Block(offset, digest)
-
-
-def _parse(path: Path, parse: Callable[[], Result]) -> Result:
-    try:
-        return parse()
-    except (ValueError, TypeError, KeyError, RecursionError, OverflowError, MemoryError) as error:
-        raise CorruptDataError(f"{path} has a manifest that is corrupt: {error}.") from error
