@@ -1,15 +1,11 @@
-"""Replay buffers to and from SB3's buffers, Minari's datasets and plain arrays.
-
-The methods of :class:`~sb3_extra_buffers.compressed.replay_buffer.CompressedReplayBuffer` say what each function does.
-None of them decodes a whole buffer at once.
-"""
+"""Replay buffers to and from SB3's buffers, Minari's datasets and plain arrays. None is decoded as a whole at once."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,108 +21,137 @@ from sb3_extra_buffers.persistence.files import bar
 
 if TYPE_CHECKING:
     from minari import MinariDataset
-
-Buffer = TypeVar("Buffer", bound=ReplayBuffer)
+    from typing_extensions import Self
 
 _SLOTS_AT_ONCE = 256
 _FIELDS = ("actions", "rewards", "dones", "timeouts")
 
 
-def to_numpy(buffer: ReplayBuffer, chunk_size: int) -> Iterator[dict[str, Any]]:
-    slots = _complete_slots(buffer)
-    for start in range(0, len(slots), chunk_size):
-        chosen = slots[start : start + chunk_size]
-        yield {
-            "observations": _at(buffer.observations, chosen),
-            "next_observations": _at(buffer.next_observations, chosen),
-            **{name: getattr(buffer, name)[chosen] for name in _FIELDS},
-        }
+class Conversions(ReplayBuffer):
+    """The methods of a compressed replay buffer that convert it."""
 
+    def to_numpy(self, chunk_size: int = 1024) -> Iterator[dict[str, Any]]:
+        """All transitions as SB3's arrays, oldest first, ``chunk_size`` slots at a time.
 
-def to_sb3(buffer: ReplayBuffer) -> ReplayBuffer:
-    is_dict = isinstance(buffer.observation_space, spaces.Dict)
-    optimize = buffer.optimize_memory_usage and not is_dict  # which SB3's Dict buffer does not have
-    plain = (DictReplayBuffer if is_dict else ReplayBuffer)(
-        buffer.buffer_size * buffer.n_envs,
-        buffer.observation_space,  # type: ignore[arg-type]  # a Dict space for the Dict buffer
-        buffer.action_space,
-        buffer.device,
-        n_envs=buffer.n_envs,
-        optimize_memory_usage=optimize,
-        handle_timeout_termination=buffer.handle_timeout_termination,
-    )
-    for name in _FIELDS:
-        getattr(plain, name)[:] = getattr(buffer, name)
-    # With optimize_memory_usage, the next observation of the newest transition is one slot further.
-    used = buffer.buffer_size if buffer.full else min(buffer.pos + int(optimize), buffer.buffer_size)
-    for start in range(0, used, _SLOTS_AT_ONCE):
-        slots = np.arange(start, min(start + _SLOTS_AT_ONCE, used))
-        _put(plain.observations, slots, _at(buffer.observations, slots))
-        if not optimize:
-            _put(plain.next_observations, slots, _at(buffer.next_observations, slots))
-    plain.pos, plain.full = buffer.pos, buffer.full
-    return plain
+        Each chunk has ``observations``, ``next_observations``, ``actions``, ``rewards``, ``dones`` and ``timeouts`` of
+        shape ``(slots, n_envs, ...)``; observations of a Dict space are dicts.
+        """
+        slots = _complete_slots(self)
+        for start in range(0, len(slots), chunk_size):
+            chosen = slots[start : start + chunk_size]
+            yield {
+                "observations": _at(self.observations, chosen),
+                "next_observations": _at(self.next_observations, chosen),
+                **{name: getattr(self, name)[chosen] for name in _FIELDS},
+            }
 
-
-def from_sb3(cls: type[Buffer], source: ReplayBuffer | str | Path, **arguments: Any) -> Buffer:
-    if not isinstance(source, ReplayBuffer):
-        source = load_from_pkl(source)
-    if not isinstance(source, ReplayBuffer) or isinstance(source, HerReplayBuffer):
-        raise ConfigurationError(
-            f"A {type(source).__name__} cannot be converted, only SB3's ReplayBuffer and DictReplayBuffer."
+    def to_sb3(self) -> ReplayBuffer:
+        """SB3's ``ReplayBuffer`` or ``DictReplayBuffer`` with the same transitions in the same places."""
+        is_dict = isinstance(self.observation_space, spaces.Dict)
+        optimize = self.optimize_memory_usage and not is_dict  # which SB3's Dict buffer does not have
+        plain = (DictReplayBuffer if is_dict else ReplayBuffer)(
+            self.buffer_size * self.n_envs,
+            self.observation_space,  # type: ignore[arg-type]  # a Dict space for the Dict buffer
+            self.action_space,
+            self.device,
+            n_envs=self.n_envs,
+            optimize_memory_usage=optimize,
+            handle_timeout_termination=self.handle_timeout_termination,
         )
-    for name in ("optimize_memory_usage", "handle_timeout_termination"):
-        arguments.setdefault(name, getattr(source, name))
-    size, n_envs = source.buffer_size, source.n_envs
-    buffer = cls(size * n_envs, source.observation_space, source.action_space, n_envs=n_envs, **arguments)
-    observations: Any = source.observations
-    following: Any = observations if source.optimize_memory_usage else source.next_observations
-    shift = 1 if source.optimize_memory_usage else 0
-    parts = observations.values() if isinstance(observations, dict) else [observations]
-    slot_bytes = sum(part[0].nbytes for part in parts)
-    with bar("converting", slot_bytes * source.size(), None) as update:
-        for slot in _slots_by_age(source).tolist():
-            buffer.pos = slot
-            buffer.add(
-                _at(observations, slot),
-                _at(following, (slot + shift) % size),
-                source.actions[slot],
-                source.rewards[slot],
-                source.dones[slot],
-                [{"TimeLimit.truncated": bool(timeout)} for timeout in source.timeouts[slot]],
+        for name in _FIELDS:
+            getattr(plain, name)[:] = getattr(self, name)
+        # With optimize_memory_usage, the next observation of the newest transition is one slot further.
+        used = self.buffer_size if self.full else min(self.pos + int(optimize), self.buffer_size)
+        columns = ("observations",) if optimize else ("observations", "next_observations")
+        for start in range(0, used, _SLOTS_AT_ONCE):
+            slots = slice(start, min(start + _SLOTS_AT_ONCE, used))
+            for column in columns:
+                _put(getattr(plain, column), slots, _at(getattr(self, column), slots))
+        plain.pos, plain.full = self.pos, self.full
+        return plain
+
+    @classmethod
+    def from_sb3(cls, source: ReplayBuffer | str | Path, device: th.device | str = "auto", **kwargs: Any) -> Self:
+        """A buffer with the transitions of one of SB3's, in the same places, so that it samples the same.
+
+        :param source: A ``ReplayBuffer`` or ``DictReplayBuffer``, or a file of ``model.save_replay_buffer``. Such a
+            file is a pickle, which can run any code: pass only files that you trust.
+        :param kwargs: Further arguments of this class, such as ``compression_method``.
+        """
+        if not isinstance(source, ReplayBuffer):
+            source = load_from_pkl(source)
+        if not isinstance(source, ReplayBuffer) or isinstance(source, HerReplayBuffer):
+            raise ConfigurationError(
+                f"A {type(source).__name__} cannot be converted, only SB3's ReplayBuffer and DictReplayBuffer."
             )
-            update(slot_bytes)
-    buffer.pos, buffer.full = source.pos, source.full
-    return buffer
+        for name in ("optimize_memory_usage", "handle_timeout_termination"):
+            kwargs.setdefault(name, getattr(source, name))
+        size, n_envs = source.buffer_size, source.n_envs
+        buffer = cls(size * n_envs, source.observation_space, source.action_space, device, n_envs, **kwargs)
+        observations: Any = source.observations
+        following: Any = observations if source.optimize_memory_usage else source.next_observations
+        shift = 1 if source.optimize_memory_usage else 0
+        with bar("converting", source.size(), None, unit="steps") as update:
+            for slot in _slots_by_age(source).tolist():
+                buffer.pos = slot
+                buffer.add(
+                    _at(observations, slot),
+                    _at(following, (slot + shift) % size),
+                    source.actions[slot],
+                    source.rewards[slot],
+                    source.dones[slot],
+                    [{"TimeLimit.truncated": bool(timeout)} for timeout in source.timeouts[slot]],
+                )
+                update(1)
+        buffer.pos, buffer.full = source.pos, source.full
+        return buffer
 
+    def to_minari(self, dataset_id: str, **kwargs: Any) -> MinariDataset:
+        """Write a dataset of Minari, with one episode for each whole or partial episode in the buffer.
 
-def to_minari(buffer: ReplayBuffer, dataset_id: str, **arguments: Any) -> MinariDataset:
-    minari = _minari()
-    given = {"observation_space": buffer.observation_space, "action_space": buffer.action_space, "jpeg_encoding": False}
-    # Its annotation asks for a list of episodes, but it takes one after the other.
-    dataset: MinariDataset = minari.create_dataset_from_buffers(dataset_id, _episodes(buffer), **{**given, **arguments})
-    return dataset
+        An episode that has not ended, or that the environment reset without a ``done``, ends with a truncation in the
+        dataset. An episode whose beginning was overwritten begins later. Images are stored without loss.
 
+        :param dataset_id: In Minari's format: ``"game/name-v0"``.
+        :param kwargs: Further arguments of ``minari.create_dataset_from_buffers``.
+        """
+        given = {"observation_space": self.observation_space, "action_space": self.action_space, "jpeg_encoding": False}
+        # Its annotation asks for a list of episodes, but it takes one after the other.
+        dataset: MinariDataset = _minari().create_dataset_from_buffers(
+            dataset_id, _episodes(self), **{**given, **kwargs}
+        )
+        return dataset
 
-def from_minari(
-    cls: type[Buffer], dataset: MinariDataset | str, buffer_size: int | None, device: th.device | str, **arguments: Any
-) -> Buffer:
-    if isinstance(dataset, str):
-        dataset = _minari().load_dataset(dataset)
-    size = buffer_size or int(dataset.total_steps)
-    buffer = cls(size, dataset.observation_space, dataset.action_space, device=device, n_envs=1, **arguments)
-    for episode in dataset.iterate_episodes():
-        for step in range(len(episode.rewards)):
-            terminated, truncated = bool(episode.terminations[step]), bool(episode.truncations[step])
-            buffer.add(
-                _at(episode.observations, slice(step, step + 1)),
-                _at(episode.observations, slice(step + 1, step + 2)),
-                np.asarray(episode.actions[step : step + 1]),
-                np.asarray(episode.rewards[step : step + 1]),
-                np.array([terminated or truncated]),
-                [{"TimeLimit.truncated": truncated and not terminated}],
-            )
-    return buffer
+    @classmethod
+    def from_minari(
+        cls,
+        dataset: MinariDataset | str,
+        device: th.device | str = "auto",
+        buffer_size: int | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """A buffer for one environment with the transitions of a dataset of Minari.
+
+        :param dataset: The dataset, or its id.
+        :param buffer_size: By default, the number of transitions in the dataset.
+        :param kwargs: Further arguments of this class.
+        """
+        if isinstance(dataset, str):
+            dataset = _minari().load_dataset(dataset)
+        size = buffer_size or int(dataset.total_steps)
+        buffer = cls(size, dataset.observation_space, dataset.action_space, device, **kwargs)
+        for episode in dataset.iterate_episodes():
+            for step in range(len(episode.rewards)):
+                terminated, truncated = bool(episode.terminations[step]), bool(episode.truncations[step])
+                buffer.add(
+                    _at(episode.observations, slice(step, step + 1)),
+                    _at(episode.observations, slice(step + 1, step + 2)),
+                    np.asarray(episode.actions[step : step + 1]),
+                    np.asarray(episode.rewards[step : step + 1]),
+                    np.array([terminated or truncated]),
+                    [{"TimeLimit.truncated": truncated and not terminated}],
+                )
+        return buffer
 
 
 def _minari() -> Any:
@@ -155,7 +180,9 @@ def _episodes(buffer: ReplayBuffer) -> Iterator[Any]:
                 truncations = buffer.timeouts[where] > 0
                 terminations = (buffer.dones[where] > 0) & ~truncations
                 truncations[-1] |= not terminations[-1]
-                observations = _for_each_key(_concatenated, _at(obs, rows), _at(next_obs, rows[-1:]))
+                observations = _for_each_key(
+                    lambda *parts: np.concatenate(parts), _at(obs, rows), _at(next_obs, rows[-1:])
+                )
                 yield EpisodeBuffer(
                     observations=_as_in_space(observations, buffer.observation_space),
                     actions=_as_in_space(buffer.actions[where], buffer.action_space),
@@ -188,12 +215,8 @@ def _at(observations: Any, key: Any) -> Any:
     return _for_each_key(lambda array: array[key], observations)
 
 
-def _put(observations: Any, slots: npt.NDArray[np.int64], values: Any) -> None:
-    _for_each_key(lambda array, part: array.__setitem__(slots, part), observations, values)
-
-
-def _concatenated(first: npt.NDArray[Any], last: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return np.concatenate([first, last])
+def _put(observations: Any, key: Any, values: Any) -> None:
+    _for_each_key(lambda array, part: array.__setitem__(key, part), observations, values)
 
 
 def _differ(left: Any, right: Any) -> npt.NDArray[np.bool_]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
@@ -16,21 +14,17 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 from typing_extensions import Unpack
 
-from sb3_extra_buffers.compressed import conversion
 from sb3_extra_buffers.compressed.arguments import StorageOptions
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
+from sb3_extra_buffers.compressed.conversion import Conversions
 from sb3_extra_buffers.compressed.prefetch import Prefetcher
 from sb3_extra_buffers.compressed.rows import SINGLE, part_of, row_of
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
 from sb3_extra_buffers.state import SavedState
 from sb3_extra_buffers.storage.base_store import BaseStore
 
-if TYPE_CHECKING:
-    from minari import MinariDataset
-    from typing_extensions import Self
 
-
-class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
+class CompressedReplayBuffer(BaseCompressedBuffer, Conversions, ReplayBuffer):
     """SB3's ``ReplayBuffer`` with compressed observations: same arguments, same batches under the same seed.
 
     Equal observations share their memory, so ``optimize_memory_usage`` saves next to nothing. It is accepted because it
@@ -234,55 +228,6 @@ class CompressedReplayBuffer(BaseCompressedBuffer, ReplayBuffer):
         if isinstance(normalized, dict):
             return {key: self.to_torch(array) for key, array in normalized.items()}
         return self.to_torch(normalized)
-
-    def to_numpy(self, chunk_size: int = 1024) -> Iterator[dict[str, Any]]:
-        """All transitions as SB3's arrays, oldest first, ``chunk_size`` slots at a time.
-
-        Each chunk has ``observations``, ``next_observations``, ``actions``, ``rewards``, ``dones`` and ``timeouts`` of
-        shape ``(slots, n_envs, ...)``; observations of a Dict space are dicts.
-        """
-        return conversion.to_numpy(self, chunk_size)
-
-    def to_sb3(self) -> ReplayBuffer:
-        """SB3's ``ReplayBuffer`` or ``DictReplayBuffer`` with the same transitions in the same places."""
-        return conversion.to_sb3(self)
-
-    @classmethod
-    def from_sb3(cls, source: ReplayBuffer | str | Path, device: th.device | str = "auto", **kwargs: Any) -> Self:
-        """A buffer with the transitions of one of SB3's, in the same places, so that it samples the same.
-
-        :param source: A ``ReplayBuffer`` or ``DictReplayBuffer``, or a file of ``model.save_replay_buffer``. Such a
-            file is a pickle, which can run any code: pass only files that you trust.
-        :param kwargs: Further arguments of this class, such as ``compression_method``.
-        """
-        return conversion.from_sb3(cls, source, device=device, **kwargs)
-
-    def to_minari(self, dataset_id: str, **kwargs: Any) -> MinariDataset:
-        """Write a dataset of Minari, with one episode for each whole or partial episode in the buffer.
-
-        An episode that has not ended, or that the environment reset without a ``done``, ends with a truncation in the
-        dataset. An episode whose beginning was overwritten begins later. Images are stored without loss.
-
-        :param dataset_id: In Minari's format: ``"game/name-v0"``.
-        :param kwargs: Further arguments of ``minari.create_dataset_from_buffers``.
-        """
-        return conversion.to_minari(self, dataset_id, **kwargs)
-
-    @classmethod
-    def from_minari(
-        cls,
-        dataset: MinariDataset | str,
-        device: th.device | str = "auto",
-        buffer_size: int | None = None,
-        **kwargs: Any,
-    ) -> Self:
-        """A buffer for one environment with the transitions of a dataset of Minari.
-
-        :param dataset: The dataset, or its id.
-        :param buffer_size: By default, the number of transitions in the dataset.
-        :param kwargs: Further arguments of this class.
-        """
-        return conversion.from_minari(cls, dataset, buffer_size, device, **kwargs)
 
 
 class CompressedDictReplayBuffer(CompressedReplayBuffer, DictReplayBuffer):

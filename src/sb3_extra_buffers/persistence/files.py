@@ -27,7 +27,7 @@ from sb3_extra_buffers.storage.pickling import split
 
 STATE = "state"
 """The container in the folder of a buffer on disk."""
-_LEAST_FOR_A_BAR = 64 << 20
+_LEAST_FOR_A_BAR = {"B": 64 << 20, "steps": 10_000}
 _FORBIDDEN_IN_FILES = {"storage", "path", "device"}
 """Arguments that only the caller of ``load()`` may choose: a file could make a buffer write anywhere on the disk."""
 
@@ -43,15 +43,15 @@ def state_file(path: Path) -> Path:
 
 
 @contextmanager
-def bar(what: str, size: int, show: bool | None) -> Iterator[Progress]:
-    """A progress bar; where ``show`` is ``None``, only for large files and in a terminal."""
+def bar(what: str, size: int, show: bool | None, unit: str = "B") -> Iterator[Progress]:
+    """A progress bar; where ``show`` is ``None``, only if there is much to do, and in a terminal."""
     if show is None:
-        show = size >= _LEAST_FOR_A_BAR and sys.stderr.isatty()
+        show = size >= _LEAST_FOR_A_BAR[unit] and sys.stderr.isatty()
     if not show:
         # Not a disabled bar: tqdm has a lock that all forks share, and a process that is killed keeps it.
         yield lambda count: None
         return
-    with tqdm(total=size, desc=what, unit="B", unit_scale=True, leave=False) as shown:
+    with tqdm(total=size, desc=what, unit=unit, unit_scale=True, leave=False) as shown:
         yield shown.update
 
 
