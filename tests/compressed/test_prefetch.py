@@ -19,7 +19,6 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 
 from sb3_extra_buffers.compressed import CompressedReplayBuffer
-from sb3_extra_buffers.compressed.prefetch import Prefetcher
 from sb3_extra_buffers.errors import CorruptDataError, EmptyBufferError
 
 SPACE, ACTIONS = spaces.Box(0, 255, (4, 20, 20), np.uint8), spaces.Discrete(3)
@@ -83,13 +82,13 @@ def test_adding_between_two_samples_does_not_disturb_the_batch_ahead() -> None:
 def test_a_thread_that_wakes_up_late_still_reads_what_was_there_when_it_was_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    read = Prefetcher._read
+    read = CompressedReplayBuffer._samples_at
 
-    def late(self: Prefetcher, *arguments: Any) -> Any:
+    def late(self: CompressedReplayBuffer, *arguments: Any) -> Any:
         time.sleep(0.05)
         return read(self, *arguments)
 
-    monkeypatch.setattr(Prefetcher, "_read", late)
+    monkeypatch.setattr(CompressedReplayBuffer, "_samples_at", late)
     test_adding_between_two_samples_does_not_disturb_the_batch_ahead()
 
 
@@ -164,10 +163,10 @@ def test_batches_go_where_the_buffer_was_told_last() -> None:
 
 
 def test_assigning_waits_for_what_is_being_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = Prefetcher._read
+    read = CompressedReplayBuffer._samples_at
     reading = []
 
-    def slow(self: Prefetcher, *arguments: Any) -> Any:
+    def slow(self: CompressedReplayBuffer, *arguments: Any) -> Any:
         reading.append(True)
         time.sleep(0.05)
         batch = read(self, *arguments)
@@ -175,7 +174,7 @@ def test_assigning_waits_for_what_is_being_read(monkeypatch: pytest.MonkeyPatch)
         return batch
 
     buffer = make(True)
-    monkeypatch.setattr(Prefetcher, "_read", slow)
+    monkeypatch.setattr(CompressedReplayBuffer, "_samples_at", slow)
     buffer.sample(8)
     with buffer.observations.guard():
         assert not reading
@@ -201,15 +200,15 @@ def test_an_error_in_the_background_is_raised_by_the_batch_that_it_belongs_to(mo
     buffer = make(True)
     buffer.sample(8)
     buffer._prefetcher.wait()
-    read = Prefetcher._read
+    read = CompressedReplayBuffer._samples_at
 
-    def broken(self: Prefetcher, *arguments: Any) -> Any:
+    def broken(self: CompressedReplayBuffer, *arguments: Any) -> Any:
         raise CorruptDataError("one bad batch")
 
-    monkeypatch.setattr(Prefetcher, "_read", broken)
+    monkeypatch.setattr(CompressedReplayBuffer, "_samples_at", broken)
     buffer.sample(8)  # read before
     buffer._prefetcher.wait()
-    monkeypatch.setattr(Prefetcher, "_read", read)
+    monkeypatch.setattr(CompressedReplayBuffer, "_samples_at", read)
     with pytest.raises(CorruptDataError, match="one bad batch"):
         buffer.sample(8)
     fill(buffer, 3)

@@ -17,6 +17,7 @@ from sb3_extra_buffers.compressed import (
     CompressedPrioritizedReplayBuffer,
     CompressedRolloutBuffer,
 )
+from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
 from sb3_extra_buffers.gpu_buffers import GpuDictRolloutBuffer, GpuRolloutBuffer
 from sb3_extra_buffers.persistence.files import describe
 from tests.persistence.buffers import ACTIONS, ALL_CLASSES, N_ENVS, SLOTS, STATE_SHAPE, add, draw, make, steps_for
@@ -176,17 +177,22 @@ def test_everything_that_sb3_takes(form: str, ours: type, theirs: type, space: s
     assert_same(draw(buffers[0], 3), draw(buffers[1], 3))
 
 
+def interrupt_at_the_end_of_a_step(buffer: BaseCompressedBuffer, patch: pytest.MonkeyPatch) -> None:
+    *_, last_store = buffer._stores.values()
+    finish_step = last_store.finish_step
+
+    def interrupted() -> None:
+        finish_step()
+        raise KeyboardInterrupt
+
+    patch.setattr(last_store, "finish_step", interrupted)
+
+
 def test_every_stored_transition_has_a_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if Ctrl-C comes when it has just been stored."""
     buffer = make("CompressedPrioritizedReplayBuffer")
     assert isinstance(buffer, CompressedPrioritizedReplayBuffer)
-    write = buffer._write
-
-    def interrupted(*arguments: Any) -> None:
-        write(*arguments)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(buffer, "_write", interrupted)
+    interrupt_at_the_end_of_a_step(buffer, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         add(buffer, steps_for(buffer, 1)[0], 0)
     assert buffer.size() == 1
@@ -195,16 +201,10 @@ def test_every_stored_transition_has_a_priority(monkeypatch: pytest.MonkeyPatch)
 
 def test_an_episode_whose_end_was_stored_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     tried, untouched = (make("CompressedHerReplayBuffer") for _ in range(2))
-    write = tried._write
-
-    def interrupted(*arguments: Any) -> None:
-        write(*arguments)
-        raise KeyboardInterrupt
-
     for number, step in enumerate(steps_for(tried, SLOTS // 2)):
         add(untouched, step, number)
         with monkeypatch.context() as patched:
-            patched.setattr(tried, "_write", interrupted)
+            interrupt_at_the_end_of_a_step(tried, patched)
             with pytest.raises(KeyboardInterrupt):
                 add(tried, step, number)
     assert (untouched.ep_length > 0).any()

@@ -368,14 +368,14 @@ BUFFER_FAULTS = [
     Fault(
         "the next observation of the last slot goes past the end",
         "compressed/replay_buffer.py",
-        "following = (0, (last_inds + 1) % self.buffer_size) if self.optimize_memory_usage",
-        "following = (0, np.minimum(last_inds + 1, self.buffer_size - 1)) if self.optimize_memory_usage",
+        "following = (0, (last_slots + 1) % self.buffer_size) if self.optimize_memory_usage",
+        "following = (0, np.minimum(last_slots + 1, self.buffer_size - 1)) if self.optimize_memory_usage",
     ),
     Fault(
         "a batch that was drawn before a reset is given out after it",
         "compressed/prefetch.py",
-        "        with self.paused():\n            self.forget()\n            yield",
-        "        with self.paused():\n            yield",
+        "        self.wait()\n        self.forget()\n        yield",
+        "        self.wait()\n        yield",
         ("CompressedReplayBuffer", "CompressedDictReplayBuffer"),
     ),
     Fault(

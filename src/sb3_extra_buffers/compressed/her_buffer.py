@@ -13,6 +13,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from stable_baselines3.her import GoalSelectionStrategy, HerReplayBuffer
 from typing_extensions import Unpack
 
+from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.compressed.arguments import ReplayOptions
 from sb3_extra_buffers.compressed.replay_buffer import CompressedDictReplayBuffer
 from sb3_extra_buffers.errors import ConfigurationError
@@ -108,15 +109,7 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):
             if not all(isinstance(info, dict) for info in self.infos.flat):
                 raise state.error("infos", "must be dicts")
 
-    def add(
-        self,
-        obs: Any,
-        next_obs: Any,
-        action: npt.NDArray[Any],
-        reward: npt.NDArray[Any],
-        done: npt.NDArray[Any],
-        infos: list[dict[str, Any]],
-    ) -> None:
+    def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]]) -> None:
         if self._folder is not None:
             self._folder.before_adding(self)  # now: SB3's method changes episodes before it stores the step
         with self._lock.held:
@@ -143,9 +136,7 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):
             if self._current_ep_start[env_index] != self.pos:
                 self._compute_episode_length(env_index)
 
-    def _put_episodes_back(
-        self, pos: int, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], infos: npt.NDArray[Any]
-    ) -> None:
+    def _put_episodes_back(self, pos: int, starts: Indices, lengths: Indices, infos: npt.NDArray[Any]) -> None:
         """Restore the episodes that a transition was going to overwrite."""
         for env_index, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
             if length > 0:
@@ -169,11 +160,6 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):
         with self._lock.held:  # so that no episode is overwritten between drawing and reading it
             return super().sample(batch_size, env)
 
-    def _get_real_samples(
-        self,
-        batch_indices: npt.NDArray[np.int64],
-        env_indices: npt.NDArray[np.int64],
-        env: VecNormalize | None = None,
-    ) -> Any:
+    def _get_real_samples(self, batch_indices: Indices, env_indices: Indices, env: VecNormalize | None = None) -> Any:
         # SB3 passes views of one array, but compiled code needs contiguous arrays.
         return self._samples_at(batch_indices.copy(), env_indices.copy(), env)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import NStepReplayBuffer
 from stable_baselines3.common.vec_env import VecNormalize
 from typing_extensions import Unpack
 
+from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.compressed.arguments import ReplayOptions
 from sb3_extra_buffers.compressed.replay_buffer import CompressedDictReplayBuffer, CompressedReplayBuffer
 from sb3_extra_buffers.errors import ConfigurationError
@@ -61,22 +61,18 @@ class CompressedNStepReplayBuffer(CompressedReplayBuffer, NStepReplayBuffer):
         )
 
     def _samples_at(
-        self,
-        batch_inds: npt.NDArray[np.int64],
-        env_indices: npt.NDArray[np.int64],
-        env: VecNormalize | None,
-        last_inds: npt.NDArray[np.int64] | None = None,
+        self, slots: Indices, envs: Indices, env: VecNormalize | None, last_slots: Indices | None = None
     ) -> Any:
         # Not SB3's method: it draws environments itself, decodes twice, and changes `timeouts` while it samples.
         steps = np.arange(self.n_steps)
-        window = (batch_inds[:, None] + steps) % self.buffer_size, env_indices[:, None]
+        window = (slots[:, None] + steps) % self.buffer_size, envs[:, None]
         # The slot after the newest transition holds the oldest one.
         is_last = (window[0] == (self.pos - 1) % self.buffer_size) | (self.dones[window] + self.timeouts[window] > 0)
         is_last[:, -1] = True
         n_added = is_last.argmax(axis=1)[:, None] + 1
         rewards = self._normalize_reward(self.rewards[window], env)
         powers = self.gamma ** steps.astype(np.float32)
-        samples = super()._samples_at(batch_inds, env_indices, env, (batch_inds + n_added[:, 0] - 1) % self.buffer_size)
+        samples = super()._samples_at(slots, envs, env, (slots + n_added[:, 0] - 1) % self.buffer_size)
         return samples._replace(
             rewards=self.to_torch((rewards * powers * (steps < n_added)).sum(axis=1, keepdims=True)),
             discounts=self.to_torch(self.gamma ** n_added.astype(np.float32)),

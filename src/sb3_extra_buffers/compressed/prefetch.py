@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -25,7 +24,6 @@ class Prefetcher:
         _all_prefetchers.add(self)
 
     def _start(self) -> None:
-        self._lock = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
         self._ahead: dict[int, Future[Any]] = {}
         self._device: th.device | None = None
@@ -43,24 +41,17 @@ class Prefetcher:
         return batch.result()
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """While a transition is added. Batches that were drawn before it are read before it."""
-        self.wait()
-        with self._lock:
-            yield
-
-    @contextmanager
     def invalidated(self) -> Iterator[None]:
-        """While contents change in any other way. Batches that were drawn before are dropped."""
-        with self.paused():
-            self.forget()
-            yield
+        """While contents change other than by adding. Batches that were drawn before are dropped."""
+        self.wait()
+        self.forget()
+        yield
 
     def submit(self, read: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Read in the background, while nothing changes."""
+        """Read in the background."""
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="sb3-extra-buffers-prefetch")
-        return self._executor.submit(self._read, read, *arguments)
+        return self._executor.submit(read, *arguments)
 
     def wait(self) -> None:
         """Wait until nothing is being read."""
@@ -78,10 +69,6 @@ class Prefetcher:
         executor, self._executor = self._executor, None
         if executor is not None:
             executor.shutdown()
-
-    def _read(self, read: Callable[..., Any], *arguments: Any) -> Any:
-        with self._lock:
-            return read(*arguments)
 
 
 _all_prefetchers: weakref.WeakSet[Prefetcher] = weakref.WeakSet()

@@ -25,6 +25,7 @@ from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, Line
 from stable_baselines3.common.vec_env import VecNormalize
 from typing_extensions import Unpack
 
+from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.compressed.arguments import ReplayOptions
 from sb3_extra_buffers.compressed.nstep_buffer import CompressedDictNStepReplayBuffer, CompressedNStepReplayBuffer
 from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
@@ -45,7 +46,7 @@ class PrioritizedReplayBufferSamples(NamedTuple):
     discounts: th.Tensor | None
     weights: th.Tensor
     """Importance-sampling weights, ``(batch_size, 1)``; the largest of a batch is 1."""
-    indices: npt.NDArray[np.int64]
+    indices: Indices
     """For :meth:`CompressedPrioritizedReplayBuffer.update_priorities`."""
 
 
@@ -136,22 +137,19 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
     ) -> PrioritizedReplayBufferSamples:
         self._check_folder()
         with self._lock.held:
-            return self._draw(batch_size, env)
-
-    def _draw(self, batch_size: int, env: VecNormalize | None) -> PrioritizedReplayBufferSamples:
-        total = self._tree.total
-        if total == 0:
-            raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
-        # Stratified: one from each of batch_size ranges of equal total priority.
-        indices = self._tree.find((np.arange(batch_size) + np.random.random_sample(batch_size)) * total / batch_size)
-        priorities = self._tree[indices]
-        weights = (priorities.min(initial=np.inf) / priorities) ** self.beta
-        batch_inds, env_indices = np.divmod(indices, self.n_envs)
-        samples = self._samples_at(batch_inds, env_indices, env)
+            total = self._tree.total
+            if total == 0:
+                raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
+            # Stratified: one from each of batch_size ranges of equal total priority.
+            heights = (np.arange(batch_size) + np.random.random_sample(batch_size)) * total / batch_size
+            indices = self._tree.find(heights)
+            priorities = self._tree[indices]
+            weights = (priorities.min(initial=np.inf) / priorities) ** self.beta
+            samples = self._samples_at(*np.divmod(indices, self.n_envs), env)
         weights_tensor = self.to_torch(weights.astype(np.float32).reshape(-1, 1))
         return PrioritizedReplayBufferSamples._make([*samples, weights_tensor, indices])
 
-    def update_priorities(self, indices: npt.NDArray[np.int64], td_errors: th.Tensor | npt.ArrayLike) -> None:
+    def update_priorities(self, indices: Indices, td_errors: th.Tensor | npt.ArrayLike) -> None:
         """Set the priorities of transitions from their TD errors, of either sign.
 
         :param indices: Of a batch.
@@ -193,20 +191,16 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
         self.max_priority = state.number("max_priority")
         self._tree.restore(state.part("tree"))
 
-    def _places(self, slot: int) -> npt.NDArray[np.int64]:
+    def _places(self, slot: int) -> Indices:
         return np.arange(slot * self.n_envs, (slot + 1) * self.n_envs)
 
     def _samples_at(
-        self,
-        batch_inds: npt.NDArray[np.int64],
-        env_indices: npt.NDArray[np.int64],
-        env: VecNormalize | None,
-        last_inds: npt.NDArray[np.int64] | None = None,
+        self, slots: Indices, envs: Indices, env: VecNormalize | None, last_slots: Indices | None = None
     ) -> Any:
         # With single steps the algorithm itself discounts, so the batch has no discounts.
         if self.n_steps == 1:
-            return CompressedReplayBuffer._samples_at(self, batch_inds, env_indices, env, last_inds)
-        return super()._samples_at(batch_inds, env_indices, env, last_inds)
+            return CompressedReplayBuffer._samples_at(self, slots, envs, env, last_slots)
+        return super()._samples_at(slots, envs, env, last_slots)
 
 
 class CompressedDictPrioritizedReplayBuffer(  # type: ignore[misc]  # sample() has more fields than SB3's

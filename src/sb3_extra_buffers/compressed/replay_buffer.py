@@ -14,6 +14,7 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 from typing_extensions import Unpack
 
+from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.compressed.arguments import StorageOptions
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
 from sb3_extra_buffers.compressed.conversion import Conversions
@@ -87,54 +88,35 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions, ReplayBuffer):
         with self._prefetcher.invalidated() if self._prefetcher else nullcontext():
             super()._restore(state)
 
-    def add(
-        self,
-        obs: npt.NDArray[Any] | dict[str, npt.NDArray[Any]],
-        next_obs: npt.NDArray[Any] | dict[str, npt.NDArray[Any]],
-        action: npt.NDArray[Any],
-        reward: npt.NDArray[Any],
-        done: npt.NDArray[Any],
-        infos: list[dict[str, Any]],
-    ) -> None:
+    def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]]) -> None:
         if self._folder is not None:
             self._folder.before_adding(self)
         if self._prefetcher is not None:
             self._prefetcher.wait()  # batches that were drawn before this step are read before it
-        with self._lock.held:
-            self._write(obs, next_obs, action, reward, done, infos)
-
-    def _write(
-        self,
-        obs: Any,
-        next_obs: Any,
-        action: npt.NDArray[Any],
-        reward: npt.NDArray[Any],
-        done: npt.NDArray[Any],
-        infos: list[dict[str, Any]],
-    ) -> None:
         # SB3's own method would copy every observation twice before it reaches the store. This one first checks all
         # values, then stores frames that nothing refers to yet, and then makes the step visible, which cannot fail.
-        pos = self.pos
-        checked = [
-            (store, (store.checked(part_of(obs, key)), store.checked(part_of(next_obs, key))))
-            for key, store in self._stores.items()
-        ]
-        row = (
-            row_of(self.actions, np.asarray(action).reshape(self.n_envs, self.action_dim)),
-            row_of(self.rewards, reward),
-            row_of(self.dones, done),
-            self._timeouts_of(infos) if self.handle_timeout_termination else 0.0,
-        )
-        for store, _ in checked:
-            store.prepare(2, pos)
-        appended = [(store, store.append(pair)) for store, pair in checked]
-        try:
-            self._commit(pos, appended, row)
-        except BaseException:  # Ctrl-C: the transition is stored as a whole nevertheless
-            self._commit(pos, appended, row)
-            raise
-        for store, _ in checked:
-            store.finish_step()
+        with self._lock.held:
+            pos = self.pos
+            checked = [
+                (store, (store.checked(part_of(obs, key)), store.checked(part_of(next_obs, key))))
+                for key, store in self._stores.items()
+            ]
+            row = (
+                row_of(self.actions, np.asarray(action).reshape(self.n_envs, self.action_dim)),
+                row_of(self.rewards, reward),
+                row_of(self.dones, done),
+                self._timeouts_of(infos) if self.handle_timeout_termination else 0.0,
+            )
+            for store, _ in checked:
+                store.prepare(2, pos)
+            appended = [(store, store.append(pair)) for store, pair in checked]
+            try:
+                self._commit(pos, appended, row)
+            except BaseException:  # Ctrl-C: the transition is stored as a whole nevertheless
+                self._commit(pos, appended, row)
+                raise
+            for store, _ in checked:
+                store.finish_step()
 
     def _commit(self, pos: int, appended: list[tuple[BaseStore, Any]], row: tuple[Any, ...]) -> None:
         """Make a stored transition the one at ``pos``. Doing it twice does no harm."""
@@ -174,29 +156,26 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions, ReplayBuffer):
         batch = self._prefetcher.next(batch_size, self.device, lambda: ReplayBuffer.sample(self, batch_size))
         return cast(ReplayBufferSamples, batch)
 
-    def _get_samples(self, batch_inds: npt.NDArray[np.int64], env: VecNormalize | None = None) -> Any:
-        env_indices = np.random.randint(0, high=self.n_envs, size=(len(batch_inds),))
+    def _get_samples(self, batch_inds: Indices, env: VecNormalize | None = None) -> Any:
+        envs = np.random.randint(0, high=self.n_envs, size=(len(batch_inds),))
         if self._prefetcher is None or env is not None:
-            return self._samples_at(batch_inds, env_indices, env)
-        return self._prefetcher.submit(self._samples_at, batch_inds, env_indices, None)
+            return self._samples_at(batch_inds, envs, env)
+        return self._prefetcher.submit(self._samples_at, batch_inds, envs, None)
 
     def _samples_at(
-        self,
-        batch_inds: npt.NDArray[np.int64],
-        env_indices: npt.NDArray[np.int64],
-        env: VecNormalize | None,
-        last_inds: npt.NDArray[np.int64] | None = None,
+        self, slots: Indices, envs: Indices, env: VecNormalize | None, last_slots: Indices | None = None
     ) -> Any:
         """The transitions at given places. Observations and next observations are decoded together.
 
-        :param last_inds: For n-step returns: the slots of the last steps, which next observations and dones are from.
+        :param last_slots: For n-step returns: where the last steps are, which next observations and dones are from.
         """
-        last_inds = batch_inds if last_inds is None else last_inds
+        last_slots = slots if last_slots is None else last_slots
         # take() with one index is several times faster than [] with two.
-        places = batch_inds * self.n_envs + env_indices
-        last_places = places if last_inds is batch_inds else last_inds * self.n_envs + env_indices
+        places = slots * self.n_envs + envs
+        last_places = places if last_slots is slots else last_slots * self.n_envs + envs
+        following = (0, (last_slots + 1) % self.buffer_size) if self.optimize_memory_usage else (1, last_slots)
         with self._lock.held:
-            pairs = {key: self._observation_pair(key, batch_inds, last_inds, env_indices) for key in self._stores}
+            pairs = {key: store.read([(0, slots), following], envs, self.device) for key, store in self._stores.items()}
             dones = self.dones.reshape(-1, 1).take(last_places, axis=0)
             dones *= 1 - self.timeouts.reshape(-1, 1).take(last_places, axis=0)
             rewards = self.rewards.reshape(-1, 1).take(places, axis=0)
@@ -211,16 +190,6 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions, ReplayBuffer):
             dones=self.to_torch(dones, copy=False),
             rewards=self.to_torch(rewards, copy=False),
         )
-
-    def _observation_pair(
-        self,
-        key: str,
-        batch_inds: npt.NDArray[np.int64],
-        last_inds: npt.NDArray[np.int64],
-        env_indices: npt.NDArray[np.int64],
-    ) -> list[npt.NDArray[Any]]:
-        following = (0, (last_inds + 1) % self.buffer_size) if self.optimize_memory_usage else (1, last_inds)
-        return self._stores[key].read([(0, batch_inds), following], env_indices, self.device)
 
     def _tensors(self, observations: Any, env: VecNormalize | None) -> Any:
         """An array or a dict of arrays as tensors."""

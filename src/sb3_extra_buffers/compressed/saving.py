@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 _PICKLED = "_pickled"
 _PACKAGE = __name__.split(".", maxsplit=1)[0]
-_library_classes: dict[str, type[SaveableBuffer]] = {}
-"""The buffer classes of this library, by the names that files have for them. Those of users are not in here."""
 
 
 class SaveableBuffer(BaseBuffer):
@@ -47,11 +45,6 @@ class SaveableBuffer(BaseBuffer):
     _folder: BufferFolder | None
     _lock: BufferLock
     _stores: Mapping[str, Any]
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if cls.__module__.startswith(f"{_PACKAGE}.") and not cls.__name__.startswith(("_", "Base")):
-            _library_classes[cls.__name__] = cls
 
     def save(self, path: str | Path, progress: bool | None = None) -> None:
         """Write the buffer to a file without pickle, for :meth:`load`.
@@ -238,23 +231,24 @@ class SaveableBuffer(BaseBuffer):
     @classmethod
     def _library_class(cls) -> type[SaveableBuffer]:
         """The class of this library that this class is, or is derived from."""
-        return next((base for base in cls.__mro__ if _library_classes.get(base.__name__) is base), cls)
+        return next(base for base in cls.__mro__ if _is_of_library(base) and not base.__name__.startswith("_"))
 
     @classmethod
     def _class_to_load(cls, name: Any, path: Path) -> type[Self]:
         """The class that a file names: this class or one derived from it. A user's class loads files of its base."""
-        if isinstance(name, str) and name not in _library_classes:
-            # Some modules are imported on first use of their classes.
-            package = "gpu_buffers" if name.startswith("Gpu") else "compressed"
-            getattr(import_module(f"{_PACKAGE}.{package}"), name, None)
-        saved: Any = _library_classes.get(name) if isinstance(name, str) else None
-        if saved is None:
+        package = import_module(f"{_PACKAGE}.{'gpu_buffers' if str(name).startswith('Gpu') else 'compressed'}")
+        saved = getattr(package, str(name), None)
+        if not isinstance(saved, type) or not issubclass(saved, SaveableBuffer) or name.startswith("Base"):
             raise CorruptDataError(f"{path} is corrupt: it is of class {name!r}.")
         if issubclass(saved, cls):
-            return saved  # type: ignore[no-any-return]
-        if cls not in _library_classes.values() and issubclass(cls, saved):
+            return saved
+        if not _is_of_library(cls) and issubclass(cls, saved):
             return cls
         raise ConfigurationError(f"{path} holds a {name}, not a {cls.__name__}: use {name}.load().")
+
+
+def _is_of_library(cls: type) -> bool:
+    return cls.__module__.startswith(f"{_PACKAGE}.")
 
 
 def _check_spaces(env: VecEnv, arguments: dict[str, Any], path: Path) -> None:
