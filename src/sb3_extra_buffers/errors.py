@@ -10,10 +10,10 @@
     ├── CapacityError(ValueError)          no room left in memory of a fixed size
     ├── EmptyBufferError(ValueError)       nothing to sample yet
     ├── CorruptDataError(ValueError)       stored bytes that do not decode, a damaged file
-    ├── FileFormatError(ValueError)        a file that is no saved buffer, or one of a newer library
+    ├── FileFormatError(ValueError)        not a saved buffer, or one of a newer library
     ├── SaveError(OSError)                 a file could not be written
     ├── EnvironmentMakeError(ValueError)   an environment that cannot be made
-    ├── WorkerError(RuntimeError)          a process that measures has died
+    ├── WorkerError(RuntimeError)          a measuring process has died
     ├── MismatchError(ValueError)          other values than those of SB3's buffer
     └── MissingPackageError(ImportError)   an optional package is not installed
 
@@ -64,11 +64,11 @@ class CorruptDataError(ExtraBuffersError, ValueError):
 
 
 class FileFormatError(ExtraBuffersError, ValueError):
-    """A file is no saved buffer, or one that only a newer version of the library can read."""
+    """A file is not a saved buffer, or only a newer version of the library can read it."""
 
 
 class SaveError(ExtraBuffersError, OSError):
-    """A file could not be written. What was there before is still there."""
+    """A file could not be written. Its last complete save is still valid."""
 
 
 class EnvironmentMakeError(ExtraBuffersError, ValueError):
@@ -76,11 +76,11 @@ class EnvironmentMakeError(ExtraBuffersError, ValueError):
 
 
 class WorkerError(ExtraBuffersError, RuntimeError):
-    """A process that was to measure something ended before it had."""
+    """A measuring process ended before it had a result."""
 
 
 class MismatchError(ExtraBuffersError, ValueError):
-    """A buffer gave other values than SB3's. It is a bug of this library."""
+    """A buffer returned other values than SB3's, which is a bug of this library."""
 
 
 class MissingPackageError(ExtraBuffersError, ImportError):

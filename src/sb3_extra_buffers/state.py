@@ -33,7 +33,7 @@ _DTYPE = re.compile(r"[<>|=][biufcSU][0-9]{1,9}")
 
 
 class ArrayInfo(Protocol):
-    """What is known of an array before it is read."""
+    """An array that has not been read yet."""
 
     @property
     def dtype(self) -> np.dtype[Any]: ...
@@ -67,7 +67,7 @@ class Source(Protocol):
 
 
 class SavedState:
-    """A part of a saved state. Every value is checked when it is asked for."""
+    """A part of a saved state. Every value is checked when it is read."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class SavedState:
         return [name for name in names if "/" not in name]
 
     def value(self, name: str) -> Any:
-        """A value of JSON, unchecked."""
+        """A JSON value, not checked."""
         return self._plain.get(name)
 
     def integer(self, name: str, low: int = 0, high: int = _LARGEST) -> int:
@@ -218,14 +218,14 @@ def encode(value: Any, where: str) -> Any:
     if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
         return {"$dtype": np.dtype(value).str}
     raise SaveError(
-        f"{where} is of type {type(value).__name__}, which only pickle could save, and this file format is without "
-        "pickle: a pickle in an untrusted file could run any code. Numbers, strings, arrays, and lists and dicts of "
-        "them can be saved. SB3's way, model.save_replay_buffer(), saves anything."
+        f"{where} is of type {type(value).__name__}, which only pickle can save. This file format does not use "
+        "pickle, because a pickle in an untrusted file can run any code. It saves numbers, strings, arrays, and lists "
+        "and dicts of them. SB3's model.save_replay_buffer() uses pickle and saves anything."
     )
 
 
 def decode(value: Any) -> Any:
-    """The inverse. A value that :func:`encode` cannot have written is a :class:`CorruptDataError`."""
+    """The inverse of :func:`encode`. A value that it cannot have written is a :class:`CorruptDataError`."""
     try:
         return _decode(value)
     except RecursionError:
@@ -246,7 +246,7 @@ def register_decoder(kind: str, decoder: Callable[[Any], Any]) -> None:
 
 def decode_dtype(text: Any) -> np.dtype[Any]:
     if not isinstance(text, str) or not _DTYPE.fullmatch(text):
-        raise ValueError(f"no dtype: {text!r}")
+        raise ValueError(f"not a dtype: {text!r}")
     return np.dtype(text)
 
 
@@ -263,7 +263,7 @@ def _decode(value: Any) -> Any:
 
 def _encode_array(array: np.ndarray[Any, Any], is_scalar: bool, where: str) -> Any:
     if not _DTYPE.fullmatch(array.dtype.str):
-        raise SaveError(f"{where} has an array of dtype {array.dtype}, which only pickle could save.")
+        raise SaveError(f"{where} has an array of dtype {array.dtype}, which only pickle can save.")
     data = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
     return {"$scalar" if is_scalar else "$array": [array.dtype.str, list(array.shape), data]}
 

@@ -1,4 +1,4 @@
-"""Files that were made by nobody's ``save``: all their checksums are right, but not what they say.
+"""Forged files: all their checksums are right, but their contents are not.
 
 Loading one is an error of this library, or gives a buffer that can be used. What must not happen is anything else:
 compiled code trusts its indices.

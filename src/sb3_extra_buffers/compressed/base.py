@@ -111,7 +111,7 @@ class BaseCompressedBuffer(SaveableBuffer):
         self._reopen()
 
     def __repr__(self) -> str:
-        if "_stores" not in vars(self) or "pos" not in vars(self):  # the constructor has failed, or is not through
+        if "_stores" not in vars(self) or "pos" not in vars(self):  # the constructor failed or is still running
             return object.__repr__(self)
         usage = self.memory_usage()
         return (
@@ -122,7 +122,7 @@ class BaseCompressedBuffer(SaveableBuffer):
 
     @property
     def device(self) -> th.device:
-        """Where batches go. SB3 assigns another one to buffers that it has loaded."""
+        """Where batches go. SB3 assigns a new one after it has loaded a buffer."""
         return self._outputs.device
 
     @device.setter
@@ -140,7 +140,7 @@ class BaseCompressedBuffer(SaveableBuffer):
         return super().to_torch(array, copy) if tensor is None else tensor
 
     def memory_usage(self) -> MemoryUsage:
-        """The memory that this buffer takes for its present contents, by kind."""
+        """The memory that the current contents take, by kind."""
         stores = self._stores.values()
         filled = self.size() / self.buffer_size
         fields = sum(array.nbytes for array in vars(self).values() if isinstance(array, np.ndarray))

@@ -1,4 +1,4 @@
-"""Names of sb3-extra-buffers 0.5 that buffers do not need any more. They keep working, in this module only.
+"""Names of sb3-extra-buffers 0.5, kept for older programs. The buffers do not need them.
 
 The older import paths forward to it: ``compressed.compressed_array`` and ``compressed.compression_methods``.
 """
@@ -69,10 +69,10 @@ def init_jit(elem_type: npt.DTypeLike = np.uint8, runs_type: npt.DTypeLike = np.
 
 
 class CompressedArray(np.ndarray):
-    """Compressed observations by place: ``array[3]``, ``array[2:5]``, ``array[slots, envs]``. Reading gives new arrays.
+    """An array of compressed observations: ``array[3]``, ``array[2:5]``, ``array[slots, envs]``. Reading decodes.
 
-    To NumPy it is an array of objects that takes no memory of its own. Only items can be read and written. To compute
-    with all of them, decode them with :meth:`to_numpy`.
+    To NumPy it is an array of objects that takes no memory. Only whole observations can be read and written. To
+    compute with all of them, decode them with :meth:`to_numpy`.
 
     ``buffer``, ``offset``, ``strides`` and ``order`` are arguments of ``numpy.ndarray`` about memory, which this array
     does not have. The last four are those of :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`.
@@ -104,7 +104,9 @@ class CompressedArray(np.ndarray):
         if len(shape) not in (1, 2) or min(*shape, *obs_shape, 1) < 1:
             raise ConfigurationError(f"shape must be (slots,) or (slots, envs), not {shape} of {obs_shape}.")
         if buffer is not None or offset or strides is not None:
-            raise ConfigurationError("There is no memory to lay out: leave out buffer, offset and strides.")
+            raise ConfigurationError(
+                "A CompressedArray has no memory to lay out: leave out buffer, offset and strides."
+            )
         config = StorageConfig.from_arguments(
             compression_method, dtypes, compression_kwargs, decompression_kwargs, frame_stack=None
         )
@@ -153,7 +155,7 @@ class CompressedArray(np.ndarray):
     @property
     def _stored(self) -> ObservationArray:
         if self._items is None:
-            raise TypeError("A view of compressed observations has none: use the array itself, or array.to_numpy().")
+            raise TypeError("A view has no observations: use the original array, or array.to_numpy().")
         return self._items
 
     def _place(self, key: Any) -> Any:
@@ -249,7 +251,7 @@ def _read_header(stored: npt.NDArray[np.uint8]) -> tuple[int, np.dtype[Any]]:
     except (struct.error, TypeError, ValueError) as error:
         raise CorruptDataError("These bytes do not start like a compressed observation.") from error
     if dtype.kind not in _STORABLE or size == 0:
-        raise CorruptDataError(f"These bytes claim to hold {size} elements of type {dtype}.")
+        raise CorruptDataError(f"The header of these bytes is corrupt: {size} elements of type {dtype}.")
     return size, dtype
 
 

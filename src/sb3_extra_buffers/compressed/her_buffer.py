@@ -23,8 +23,8 @@ register_encoder(GoalSelectionStrategy, lambda strategy, where: {"$goals": strat
 register_decoder("$goals", lambda name: GoalSelectionStrategy[name])
 
 
-class _BehindHer(CompressedDictReplayBuffer):
-    """Stands where ``HerReplayBuffer`` expects ``DictReplayBuffer``, and adds the options that SB3 does not know."""
+class _HerBase(CompressedDictReplayBuffer):
+    """Takes the place of ``DictReplayBuffer``, the base class of ``HerReplayBuffer``, and gets our options as well."""
 
     _options: ReplayOptions
 
@@ -32,10 +32,10 @@ class _BehindHer(CompressedDictReplayBuffer):
         super().__init__(*args, **kwargs, **self._options)
 
     def _reopen(self) -> None:
-        """Later: ``HerReplayBuffer`` has not created its own arrays yet."""
+        """Not now: ``HerReplayBuffer`` has not created its own arrays yet."""
 
 
-class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):
+class CompressedHerReplayBuffer(HerReplayBuffer, _HerBase):
     """SB3's ``HerReplayBuffer`` with compressed observations: same arguments, same batches under the same seed.
 
     Further arguments: see :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`.
@@ -83,13 +83,13 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _BehindHer):
             self.infos = self.infos[:0].copy()  # SB3 has a dict for every transition, which is never used
         CompressedDictReplayBuffer._reopen(self)
 
-    _saved_fields = (*_BehindHer._saved_fields, "ep_start", "ep_length", "_current_ep_start")
+    _saved_fields = (*_HerBase._saved_fields, "ep_start", "ep_length", "_current_ep_start")
     _rebuilt = ("env", "infos", "_is_stored")
-    __getstate__ = _BehindHer.__getstate__  # not HerReplayBuffer's
+    __getstate__ = _HerBase.__getstate__  # not HerReplayBuffer's
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.env = None  # until set_env(), as in SB3
-        _BehindHer.__setstate__(self, state)
+        _HerBase.__setstate__(self, state)
 
     def _arguments(self) -> dict[str, Any]:
         return {**super()._arguments(), "env": None}

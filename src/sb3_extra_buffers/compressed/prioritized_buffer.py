@@ -167,7 +167,7 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
         priorities = errors + self.epsilon
         with self._lock.held:
             self.max_priority = max(self.max_priority, float(priorities.max(initial=0.0)))
-            # A place without a transition stays without a chance.
+            # An empty slot keeps priority 0, so that it is never sampled.
             self._tree[indices] = np.where(self._tree[indices] > 0, priorities**self.alpha, 0.0)
 
     def memory_usage(self) -> MemoryUsage:

@@ -89,7 +89,7 @@ class SaveableBuffer(BaseBuffer):
             if path.is_dir():
                 arguments |= {"storage": "mmap", "path": path}
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # were shown when the buffer was created
+                warnings.simplefilter("ignore")  # they were shown when the buffer was created
                 buffer = found(**arguments, device=device)
             if path.is_dir():
                 buffer._check_folder()
@@ -142,7 +142,7 @@ class SaveableBuffer(BaseBuffer):
         # Not the constructor of a user's class, which may need other arguments. What it has set is in `attributes`.
         library_class: Any = self._library_class()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # were shown when the buffer was created
+            warnings.simplefilter("ignore")  # they were shown when the buffer was created
             library_class.__init__(self, **self._arguments_to_unpickle(pickled["arguments"]), device="cpu")
         vars(self).update(attributes)
         self._restore(unpickled(pickled["state"]))
@@ -184,7 +184,7 @@ class SaveableBuffer(BaseBuffer):
         }
 
     def _restore(self, state: SavedState) -> None:
-        """Take over what :meth:`_state` returned, in a new buffer with the same arguments."""
+        """Load what :meth:`_state` returned into a new buffer with the same arguments."""
         self.pos = state.integer("pos", 0, self.buffer_size)
         self.full = state.boolean("full")
         fields, stores = state.part("fields"), state.part("stores")
@@ -205,7 +205,9 @@ class SaveableBuffer(BaseBuffer):
         if storage not in ("memory", "mmap"):
             raise ConfigurationError(f"storage must be 'memory' or 'mmap', not {storage!r}.")
         if (storage == "mmap") != (path is not None):
-            raise ConfigurationError(f"storage='mmap' goes with a path, but got storage={storage!r}, path={path!r}.")
+            raise ConfigurationError(
+                f"Pass both storage='mmap' and path, or neither, not storage={storage!r} with path={path!r}."
+            )
         if path is None:
             return None
         if not isinstance(self, ReplayBuffer):

@@ -43,7 +43,6 @@ from sb3_extra_buffers.persistence.manifest import (
     MAGIC,
     VERSION,
     Block,
-    StoredArray,
     read_manifest,
 )
 from sb3_extra_buffers.state import Progress
@@ -97,7 +96,7 @@ class Container:
 
         :param into: Zeroed memory for the array.
         """
-        stored = self._stored(name)
+        stored = self.arrays[name]
         array = zeros(stored.shape, stored.dtype) if into is None else into[: stored.nbytes]
         target = array.reshape(-1).view(np.uint8)
         for start, block in self._blocks(name, progress):
@@ -107,10 +106,10 @@ class Container:
     def map(self, name: str) -> Memory | None:
         """The bytes of an array, loaded from the file on access. Changes stay private. Checksums are not compared.
 
-        ``None`` if arrays are not to be mapped, or this one is too small for it. Where the system cannot map the array
-        as it lies in the file, it is copied to an unnamed temporary file, which can be mapped.
+        ``None`` if arrays are not to be mapped, or this one is too small for it. If the system cannot map the pieces of
+        the array, it is copied to an unnamed temporary file, which can be mapped.
         """
-        stored = self._stored(name)
+        stored = self.arrays[name]
         if not self.is_mapped or stored.nbytes < BLOCK_BYTES:
             return None
         pieces = stored.pieces()
@@ -131,15 +130,9 @@ class Container:
                 damaged.append(name)
         return damaged
 
-    def _stored(self, name: str) -> StoredArray:
-        try:
-            return self.arrays[name]
-        except KeyError:
-            raise CorruptDataError(f"{self.path} has no array {name!r}.") from None
-
     def _blocks(self, name: str, progress: Progress | None) -> Iterator[tuple[int, Bytes]]:
         """The blocks of an array that are not zeros, and where each starts, with their checksums compared."""
-        for block, start, length in self._stored(name).parts():
+        for block, start, length in self.arrays[name].parts():
             if block is not None:
                 data = _read_block(self._file, block, length)
                 if len(data) < length:
@@ -165,7 +158,7 @@ def write(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, Value], prog
         return _append(path, before, meta, arrays, progress)
     except OSError as error:
         raise SaveError(
-            f"{path} could not be written: {error.strerror or error}. What was saved there before is still there."
+            f"{path} could not be written: {error.strerror or error}. Its last complete save is still valid."
         ) from error
 
 

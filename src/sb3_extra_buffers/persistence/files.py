@@ -27,7 +27,7 @@ from sb3_extra_buffers.storage.pickling import split
 
 STATE = "state"
 """The container in the folder of a buffer on disk."""
-_LEAST_FOR_A_BAR = {"B": 64 << 20, "steps": 10_000}
+_LEAST_FOR_BAR = {"B": 64 << 20, "steps": 10_000}
 _FORBIDDEN_IN_FILES = {"storage", "path", "device"}
 """Arguments that only the caller of ``load()`` may choose: a file could make a buffer write anywhere on the disk."""
 
@@ -46,7 +46,7 @@ def state_file(path: Path) -> Path:
 def bar(what: str, size: int, show: bool | None, unit: str = "B") -> Iterator[Progress]:
     """A progress bar; where ``show`` is ``None``, only if there is much to do, and in a terminal."""
     if show is None:
-        show = size >= _LEAST_FOR_A_BAR[unit] and sys.stderr.isatty()
+        show = size >= _LEAST_FOR_BAR[unit] and sys.stderr.isatty()
     if not show:
         # Not a disabled bar: tqdm has a lock that all forks share, and a process that is killed keeps it.
         yield lambda count: None
@@ -81,7 +81,7 @@ def read_arguments(file: Container) -> dict[str, Any]:
         if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
             raise CorruptDataError(f"{file.path} is corrupt: {name} is {value!r}, not a number.")
     if arguments.get("n_steps", 1) > _MOST_STEPS:
-        raise CorruptDataError(f"{file.path} is corrupt: returns of {arguments['n_steps']} steps.")
+        raise CorruptDataError(f"{file.path} is corrupt: n_steps is {arguments['n_steps']}, more than {_MOST_STEPS}.")
     return arguments
 
 

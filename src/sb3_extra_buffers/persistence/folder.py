@@ -128,9 +128,7 @@ class BufferFolder:
                 arena.memory.flush()
             sync_directory(self.path)  # for files that are new
         except OSError as error:
-            raise SaveError(
-                f"{self.path} could not be written: {error}. The state of the last flush is there."
-            ) from error
+            raise SaveError(f"{self.path} could not be written: {error}. Its last flush is still valid.") from error
         meta, arrays = describe(buffer)
         kept = {name: array for name, array in arrays.items() if not name.endswith("/arena/bytes")}
         container.write(self.path / STATE, meta, kept)
@@ -158,7 +156,7 @@ class BufferFolder:
         _close_at_exit(buffer)
 
     def _restore(self, buffer: Any) -> str | None:
-        """Returns why the folder is not for this buffer, if so. Then nothing has changed."""
+        """Load the contents of the folder. If it is for another buffer, change nothing and return the reason."""
         state = self.path / STATE
         try:
             open_own(state).close()
@@ -197,7 +195,7 @@ class BufferFolder:
             raise ConfigurationError(f"The buffer in {self.path} is closed. Open it again with load().")
 
     def _stamp(self) -> tuple[int, ...]:
-        """Changes with every flush that changes anything."""
+        """Differs after every flush that wrote anything."""
         try:
             found = (self.path / STATE).stat()
         except OSError:

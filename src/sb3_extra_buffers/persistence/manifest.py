@@ -26,7 +26,7 @@ _DIGEST_BYTES = 16
 HEADER_BYTES = HEADER.size + _DIGEST_BYTES
 DTYPES = re.compile(r"[<|][biuf](1|2|4|8|16)")
 _MOST_ZEROS = 16 << 30
-"""A file may claim this many bytes of zeros, which take no space in it: they take only address space when read."""
+"""Arrays may have this many zeros, which take no space in the file and only address space when they are read."""
 _MOST_REPETITIONS = 256
 
 
@@ -108,19 +108,21 @@ def read_manifest(path: Path, file: BinaryIO) -> Manifest:
         meta = manifest["meta"]
         arrays = {name: _parse_array(entry, end) for name, entry in manifest["arrays"].items()}
         claimed = sum(array.nbytes for array in arrays.values())
-        if not isinstance(meta, dict) or claimed > _MOST_ZEROS + _MOST_REPETITIONS * end:
-            raise ValueError(f"{type(meta).__name__} with arrays of {claimed:,} bytes")
+        if not isinstance(meta, dict):
+            raise ValueError(f"its meta is not a dict: {meta!r}")
+        if claimed > _MOST_ZEROS + _MOST_REPETITIONS * end:
+            raise ValueError(f"its arrays would have {claimed:,} bytes, but the file has only {end:,}")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError, MemoryError) as error:
-        raise CorruptDataError(f"{path} is corrupt: its manifest cannot be used: {error}.") from error
+        raise CorruptDataError(f"{path} is corrupt, in its manifest: {error}.") from error
     return Manifest(generation, end, text, meta, arrays)
 
 
 def _parse_array(entry: Any, end: int) -> StoredArray:
     dtype, shape = entry["dtype"], entry["shape"]
     if not isinstance(dtype, str) or not DTYPES.fullmatch(dtype):
-        raise ValueError(f"no dtype of numbers: {dtype!r}")
+        raise ValueError(f"not a numeric dtype: {dtype!r}")
     if not isinstance(shape, list) or len(shape) > 16 or not all(type(size) is int and size >= 0 for size in shape):
-        raise ValueError(f"no shape: {shape!r}")
+        raise ValueError(f"not a shape: {shape!r}")
     blocks = [None if block is None else Block(*block) for block in entry["blocks"]]
     stored = StoredArray(np.dtype(dtype), tuple(shape), blocks)
     if len(blocks) != -(-stored.nbytes // BLOCK_BYTES):
@@ -129,5 +131,5 @@ def _parse_array(entry: Any, end: int) -> StoredArray:
         if block is not None and not (
             type(block.offset) is int and HEADER_BYTES <= block.offset <= end - length and isinstance(block.digest, str)
         ):
-            raise ValueError(f"a block at {block.offset} of {end}")
+            raise ValueError(f"a block at offset {block.offset!r} in a file of {end} bytes")
     return stored

@@ -12,7 +12,7 @@ from sb3_extra_buffers.errors import SaveError
 from sb3_extra_buffers.state import decode_dtype, encode, register_decoder, register_encoder
 
 _LARGEST_BOX = 1 << 26
-"""Elements of an observation in an untrusted file."""
+"""The most elements that an observation in an untrusted file may have."""
 
 
 def _encode_space(space: Any, where: str) -> list[Any]:
@@ -62,7 +62,7 @@ def _decode_space(content: Any) -> Any:
         return spaces.Dict({key: _decode_space(part) for key, part in details[0]})
     if kind == "Tuple":
         return spaces.Tuple([_decode_space(part) for part in details[0]])
-    raise ValueError(f"no space: {kind!r}")
+    raise ValueError(f"not a space: {kind!r}")
 
 
 register_encoder(spaces.Space, lambda space, where: {"$space": _encode_space(space, where)})
