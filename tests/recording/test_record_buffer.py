@@ -121,9 +121,8 @@ def test_it_is_the_newest_steps_of_a_list(
 
 @given(
     st.one_of(
-        hnp.basic_indices((10, 3, 6, 5), allow_newaxis=True),
+        hnp.basic_indices((10, 3, 6, 5), allow_newaxis=False, allow_ellipsis=False, min_dims=0),
         hnp.integer_array_indices((10,)),
-        hnp.integer_array_indices((10, 3, 6)),
         hnp.arrays(bool, 10),
     )
 )
@@ -134,15 +133,13 @@ def test_frames_are_indexed_as_an_array_is(key: Any) -> None:
     assert_bits(np.asarray(actual), np.asarray(expected))
 
 
-def test_frames_compare_iterate_and_compute_as_an_array_does() -> None:
+def test_frames_have_the_properties_of_an_array() -> None:
     buffer, _ = filled(13)
     array = np.array(buffer.frames)
-    assert (buffer.frames.shape, buffer.frames.ndim, buffer.frames.size) == (array.shape, 4, array.size)
-    assert buffer.frames.nbytes == array.nbytes
+    assert (buffer.frames.shape, buffer.frames.ndim, buffer.frames.nbytes) == (array.shape, 4, array.nbytes)
     assert len(buffer.frames) == 10
-    assert (buffer.frames == array).all()
+    assert (array == buffer.frames).all()
     np.testing.assert_array_equal(np.stack(list(buffer.frames)), array)
-    np.testing.assert_array_equal(buffer.frames / np.float32(2), array / np.float32(2))
     assert np.mean(buffer.frames) == array.mean()
     buffer.frames[2:4] = array[5]
     np.testing.assert_array_equal(buffer.frames[3], array[5])
@@ -150,8 +147,9 @@ def test_frames_compare_iterate_and_compute_as_an_array_does() -> None:
         buffer.frames[0, 1] = 0
     with pytest.raises(IndexError):
         buffer.frames[10]
-    with pytest.raises(IndexError, match="one dimension"):
-        buffer.frames[np.ones((10, 3), bool)]
+    for key in (([0, 1], [0, 1]), (0, ..., 1), (None, 0), np.ones((10, 3), bool)):
+        with pytest.raises(IndexError):
+            buffer.frames[key]
     with pytest.raises(ValueError, match="without a copy"):
         buffer.frames.__array__(copy=False)
 
@@ -242,7 +240,7 @@ def test_a_buffer_without_frames_keeps_the_rest() -> None:
     assert buffer.features is not None
     assert buffer.features["0"].tolist() == [3, 4, 2]
     assert buffer.nbytes < 100
-    assert repr(buffer) == "FramelessRecordBuffer(3 of 3 steps)"
+    assert repr(buffer) == "FramelessRecordBuffer(3 of 3 steps, no frames)"
 
 
 def test_a_dummy_accepts_everything_and_keeps_nothing() -> None:

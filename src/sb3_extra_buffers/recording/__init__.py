@@ -1,4 +1,4 @@
-"""Record what an agent saw, did and got, as data or as a video."""
+"""Record the frames that an agent saw, its actions and its rewards, as data or as a video."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sb3_extra_buffers.recording.record_buffer import (
     RecordBuffer,
     Records,
 )
-from sb3_extra_buffers.recording.recorders import RecordCallback, RecordEnv
+from sb3_extra_buffers.recording.record_callback import RecordCallback
 
 __all__ = [
     "BaseRecordBuffer",
@@ -19,6 +19,5 @@ __all__ = [
     "Record",
     "RecordBuffer",
     "RecordCallback",
-    "RecordEnv",
     "Records",
 ]

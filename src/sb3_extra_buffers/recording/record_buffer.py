@@ -11,13 +11,17 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.errors import ConfigurationError, ObservationError
 from sb3_extra_buffers.recording import files, video
-from sb3_extra_buffers.recording.frame_array import FrameArray
 from sb3_extra_buffers.storage.config import FrameStack, StorageConfig
+from sb3_extra_buffers.storage.observation_array import ObservationArray
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 
 Self = TypeVar("Self", bound="RecordBuffer")
+
+_FRAMES_AT_ONCE = 32
+"""How many frames are decoded together: one at a time is slow, all at once may take gigabytes."""
 
 
 class Record(NamedTuple):
@@ -36,6 +40,24 @@ class Records(NamedTuple):
     rewards: npt.NDArray[Any]
     actions: npt.NDArray[Any]
     features: npt.NDArray[Any] | None
+
+
+class FrameArray(ObservationArray):
+    """Compressed frames as an array of shape ``(n_slots, channels, height, width)``. Reading returns a new array."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.store.n_slots, *self.store.shape)
+
+    def __iter__(self) -> Iterator[npt.NDArray[Any]]:
+        for start in range(0, len(self), _FRAMES_AT_ONCE):
+            yield from self[start : start + _FRAMES_AT_ONCE]
+
+    def _locate(self, key: Any) -> tuple[Indices, Indices, tuple[Any, ...]]:
+        slots, *rest = key if isinstance(key, tuple) else (key,)
+        if any(not isinstance(part, int | np.integer | slice) for part in rest):
+            raise IndexError(f"Frames cannot be indexed with {key!r}: after the slot, use numbers and slices.")
+        return super()._locate((slots, 0, *rest))  # there is one environment
 
 
 class BaseRecordBuffer(ABC):
@@ -99,30 +121,44 @@ class RecordBuffer(BaseRecordBuffer):
         height, width = res
         if min(height, width, ch_num, size) < 1:
             raise ConfigurationError(f"res, ch_num and size must be at least 1, not {res}, {ch_num} and {size}.")
-        frame_dtype, reward_dtype, *feature_dtypes = [*(dtypes or ()), None, None][: max(2, len(dtypes or ()))]
-        frame_dtype = np.uint8 if frame_dtype is None else frame_dtype
-        reward_dtype = np.float32 if reward_dtype is None else reward_dtype
-        self.dtypes = tuple(np.dtype(dtype) for dtype in (frame_dtype, reward_dtype, *feature_dtypes))
+        given = list(dtypes or ())
+        given += [None] * (2 - len(given))
+        self.dtypes = (
+            np.dtype(np.uint8 if given[0] is None else given[0]),
+            np.dtype(np.float32 if given[1] is None else given[1]),
+            *map(np.dtype, given[2:]),
+        )
         self.res, self.ch_num, self.max_size = (height, width), ch_num, size
+        self._action_shape, self._action_dtype = action_shape, np.dtype(action_dtype)
+        self._config = StorageConfig.from_arguments(compression_method, None, compression_kwargs, None, frame_stack)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all steps."""
+        size = self.max_size
+        self._added = 0
         self.rewards = np.zeros(size, dtype=self.dtypes[1])
-        self.actions = np.zeros((size, *action_shape), dtype=action_dtype)
+        self.actions = np.zeros((size, *self._action_shape), dtype=self._action_dtype)
         fields = [(str(number), dtype) for number, dtype in enumerate(self.dtypes[2:])]
         self.features = np.zeros(size, dtype=fields) if fields else None
-        self._added = 0
-        self._config = StorageConfig.from_arguments(compression_method, None, compression_kwargs, None, frame_stack)
-        self._create_frames()
+        self.frames = self._new_frames((self.ch_num, *self.res))
 
     def add(self, frame: Any, reward: Any, action: Any, features: Sequence[Any] | None = None) -> None:
         slot = self._added % self.max_size
-        values = [
-            (self.rewards, _as_item_of(reward, self.rewards, "reward")),
-            (self.actions, _as_item_of(action, self.actions, "action")),
-        ]
-        if self.features is not None or features is not None:
-            values.append((self.features, self._checked_features(features)))  # type: ignore[arg-type]
-        self._write_frame(slot, frame)  # the last call that may fail: a step is recorded completely or not at all
-        for array, value in values:
-            array[slot] = value
+        checked_reward = _as_item_of(reward, self.rewards, "reward")
+        checked_action = _as_item_of(action, self.actions, "action")
+        n_features = len(self.dtypes) - 2
+        if n_features != (0 if features is None else len(features)):
+            raise ObservationError(
+                f"This buffer records {n_features} features per step, but got "
+                f"{'none' if features is None else len(features)}. Declare a dtype for each, dtypes[2:]."
+            )
+        # The last call that may fail: a step is recorded completely or not at all.
+        self._write_frame(slot, frame)
+        self.rewards[slot] = checked_reward
+        self.actions[slot] = checked_action
+        if self.features is not None and features is not None:
+            self.features[slot] = tuple(features)
         self._added += 1
 
     def __len__(self) -> int:
@@ -134,12 +170,10 @@ class RecordBuffer(BaseRecordBuffer):
         return np.arange(self._added - len(self), self._added) % self.max_size
 
     def __getitem__(self, index: int) -> Record:
-        slot = int(self.slots[index])
-        return self._record(slot, self.frames[slot])
+        return self._record(int(self.slots[index]))
 
     def __iter__(self) -> Iterator[Record]:
-        slots = self.slots
-        for slot, frame in zip(slots.tolist(), self._frames_of(slots), strict=True):
+        for slot, frame in zip(self.slots.tolist(), self._frames_in_order(), strict=True):
             yield self._record(slot, frame)
 
     def to_numpy(self) -> Records:
@@ -147,14 +181,6 @@ class RecordBuffer(BaseRecordBuffer):
         slots = self.slots
         features = None if self.features is None else self.features[slots]
         return Records(self.frames[slots], self.rewards[slots], self.actions[slots], features)
-
-    def reset(self) -> None:
-        """Forget all steps."""
-        self._added = 0
-        for array in (self.rewards, self.actions, self.features):
-            if array is not None:
-                array[:] = np.zeros((), dtype=array.dtype)
-        self._create_frames()
 
     def save(self, path: str | Path) -> None:
         """Write all steps to a compressed file for :meth:`load`. It contains no pickle."""
@@ -188,31 +214,13 @@ class RecordBuffer(BaseRecordBuffer):
     @property
     def nbytes(self) -> int:
         """Memory of the steps that the buffer holds now."""
-        fields = sum(array.nbytes for array in (self.rewards, self.actions, self.features) if array is not None)
-        return fields + self._frames_nbytes()
+        arrays = (self.rewards, self.actions, self.features)
+        return sum(array.nbytes for array in arrays if array is not None) + self._frames_nbytes()
 
     def __repr__(self) -> str:
         shape = "×".join(map(str, (self.ch_num, *self.res)))
-        return (
-            f"{type(self).__name__}({len(self):,} of {self.max_size:,} steps, frames {shape} {self.dtypes[0]}, "
-            f"method {self.frames.store.label!r})"
-        )
-
-    # Frames: FramelessRecordBuffer overrides these
-
-    def _create_frames(self) -> None:
-        shape = (self.ch_num, *self.res)
-        self.frames = FrameArray(ObservationStore(self.max_size, 1, shape, self.dtypes[0], self._config))
-
-    def _write_frame(self, slot: int, frame: Any) -> None:
-        self.frames.store.write(0, slot, self._checked_frame(frame))
-
-    def _frames_of(self, slots: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[Any]]:
-        return self.frames.in_order(slots)  # type: ignore[no-any-return]
-
-    def _frames_nbytes(self) -> int:
-        store: ObservationStore = self.frames.store
-        return store.payload_bytes + store.reference_bytes + store.index_bytes(1.0)
+        frames = f"frames {shape} {self.dtypes[0]}" if self.has_frames else "no frames"
+        return f"{type(self).__name__}({len(self):,} of {self.max_size:,} steps, {frames})"
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether a frame of this shape can be recorded."""
@@ -220,37 +228,42 @@ class RecordBuffer(BaseRecordBuffer):
         shapes = [(height, width, self.ch_num), (self.ch_num, height, width)]
         return shape in (shapes if self.ch_num > 1 else [*shapes, (height, width)])
 
-    def _checked_frame(self, frame: Any) -> npt.NDArray[Any]:
-        """The frame in the stored layout, ``(1, channels, height, width)``."""
+    # Frames: FramelessRecordBuffer overrides these
+
+    def _new_frames(self, shape: tuple[int, ...]) -> Any:
+        return FrameArray(ObservationStore(self.max_size, 1, shape, self.dtypes[0], self._config))
+
+    def _write_frame(self, slot: int, frame: Any) -> None:
         array = np.asarray(frame)
-        stored = (self.ch_num, *self.res)
+        stored_shape = (self.ch_num, *self.res)
         if not self.fits(array.shape):
-            height, width = self.res
             raise ObservationError(
-                f"Expected a frame of shape {(height, width, self.ch_num)} or {stored}"
+                f"Expected a frame of shape {(*self.res, self.ch_num)} or {stored_shape}"
                 f"{f' or {self.res}' if self.ch_num == 1 else ''}, but got {array.shape}."
             )
         if array.shape == (*self.res, self.ch_num):
             array = array.transpose(2, 0, 1)
-        return _exactly(array.reshape(stored), self.dtypes[0], "Frames")[np.newaxis]
+        array = _exactly(array.reshape(stored_shape), self.dtypes[0], "Frames")
+        self.frames.store.write(0, slot, array[np.newaxis])
 
-    def _checked_features(self, features: Sequence[Any] | None) -> Any:
-        expected = 0 if self.features is None else len(self.dtypes) - 2
-        if features is None or len(features) != expected:
-            raise ObservationError(
-                f"This buffer records {expected} features per step, but got "
-                f"{'none' if features is None else len(features)}. Declare a dtype for each, dtypes[2:]."
-            )
-        return tuple(features)
+    def _frames_nbytes(self) -> int:
+        store: ObservationStore = self.frames.store
+        return store.payload_bytes + store.reference_bytes + store.index_bytes(1.0)
 
-    def _record(self, slot: int, frame: npt.NDArray[Any]) -> Record:
+    def _frames_in_order(self) -> Iterator[npt.NDArray[Any]]:
+        slots = self.slots
+        for start in range(0, len(slots), _FRAMES_AT_ONCE):
+            yield from self.frames[slots[start : start + _FRAMES_AT_ONCE]]
+
+    def _record(self, slot: int, frame: npt.NDArray[Any] | None = None) -> Record:
         features = None if self.features is None else self.features[slot].copy()
+        frame = self.frames[slot] if frame is None else frame
         return Record(frame, self.rewards[slot], np.copy(self.actions[slot])[()], features)
 
     def _pictures(self) -> Iterator[npt.NDArray[np.uint8]]:
         if len(self) == 0:
             raise ObservationError("Nothing was recorded. Add steps first.")
-        return video.to_pictures(self._frames_of(self.slots))
+        return video.to_pictures(self._frames_in_order())
 
 
 class FramelessRecordBuffer(RecordBuffer):
@@ -258,21 +271,14 @@ class FramelessRecordBuffer(RecordBuffer):
 
     has_frames = False
 
-    def _create_frames(self) -> None:
-        zero = np.zeros((), dtype=self.dtypes[0])
-        self.frames = np.broadcast_to(zero, (self.max_size, self.ch_num, *self.res))
+    def _new_frames(self, shape: tuple[int, ...]) -> Any:
+        return np.broadcast_to(np.zeros((), dtype=self.dtypes[0]), (self.max_size, *shape))
 
     def _write_frame(self, slot: int, frame: Any) -> None:
         pass
 
-    def _frames_of(self, slots: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[Any]]:
-        return iter(self.frames[: len(slots)])
-
     def _frames_nbytes(self) -> int:
         return 0
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self):,} of {self.max_size:,} steps)"
 
 
 class DummyRecordBuffer(BaseRecordBuffer):

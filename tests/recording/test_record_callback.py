@@ -1,4 +1,4 @@
-"""Recording while a model trains or an environment is stepped: each frame with the action that followed it."""
+"""Recording while a model trains: each frame with the action that followed it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,10 @@ import pytest
 from gymnasium import spaces
 from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_extra_buffers.errors import ConfigurationError
-from sb3_extra_buffers.recording import (
-    DummyRecordBuffer,
-    FramelessRecordBuffer,
-    RecordBuffer,
-    RecordCallback,
-    RecordEnv,
-)
+from sb3_extra_buffers.recording import DummyRecordBuffer, FramelessRecordBuffer, RecordBuffer, RecordCallback
 
 LENGTH = 7
 
@@ -89,31 +82,21 @@ def test_the_callback_records_actions_and_features() -> None:
     assert np.abs(buffer.actions).max() <= 1
 
 
-@pytest.mark.parametrize("source", ["auto", "observation"])
-def test_the_wrapper_records_what_is_played(source: Any) -> None:
-    env = RecordEnv(Clock(), source=source, size=10)
-    evaluate_policy(ppo(Clock()), env, n_eval_episodes=2, warn=False)
-    assert env.buffer.max_size == 10
-    assert env.buffer.to_numpy().frames[:, 0, 0, 0].tolist() == (np.arange(2 * LENGTH) % LENGTH)[-10:].tolist()
-
-
 @pytest.mark.parametrize("buffer", [FramelessRecordBuffer((8, 9), size=3), DummyRecordBuffer()])
-def test_the_wrapper_feeds_any_record_buffer(buffer: Any) -> None:
-    env = RecordEnv(Clock(render_mode=None), buffer)
-    env.reset()
-    for _ in range(5):
-        env.step(1)
-    assert env.buffer is buffer
+def test_the_callback_feeds_any_record_buffer(buffer: Any) -> None:
+    recorder = RecordCallback(buffer)
+    ppo(DummyVecEnv([lambda: Clock(render_mode=None)])).learn(10, callback=recorder)
+    assert recorder.buffer is buffer
     assert len(buffer) == (3 if isinstance(buffer, RecordBuffer) else 0)
 
 
 def test_what_cannot_be_recorded_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigurationError, match="no images"):
-        RecordEnv(gym.make("CartPole-v1")).reset()
-    with pytest.raises(ConfigurationError, match="render_mode"):
-        RecordEnv(Clock(render_mode=None), source="render").reset()
+    with pytest.raises(ConfigurationError, match="not images"):
+        ppo(gym.make("CartPole-v1")).learn(10, callback=RecordCallback())
+    with pytest.raises(ConfigurationError, match="render_mode=None, rendered no array"):
+        ppo(Clock(render_mode=None)).learn(10, callback=RecordCallback(source="render"))
     with pytest.raises(ConfigurationError, match="'auto', 'render' or 'observation'"):
         RecordCallback(source="screen")  # type: ignore[arg-type]
     monkeypatch.setattr(Clock, "render", lambda env: None)
-    with pytest.raises(ConfigurationError, match="instead of an array"):
-        RecordEnv(Clock()).reset()
+    with pytest.raises(ConfigurationError, match="no array of pixels"):
+        ppo(Clock()).learn(10, callback=RecordCallback())
