@@ -15,7 +15,8 @@ from stable_baselines3.common.buffers import ReplayBuffer
 
 from benchmarks.recordings import load_recording, transitions
 from sb3_extra_buffers.compressed import CompressedReplayBuffer
-from sb3_extra_buffers.measure.comparison import time_replay_buffers
+from sb3_extra_buffers.measure.buffers import Task
+from sb3_extra_buffers.measure.comparison import time_buffers
 
 N_ENVS = 4
 BATCH_SIZES = (32, 256)
@@ -27,7 +28,8 @@ def main() -> None:
     size = parser.parse_args().transitions
     steps = size // N_ENVS
     recording = load_recording("mspacman", 2 * steps, N_ENVS)
-    arguments = (size, recording.observation_space, recording.action_space, "cpu", N_ENVS)
+    spaces = recording.observation_space, recording.action_space
+    arguments = (size, *spaces, "cpu", N_ENVS)
     buffers = {
         "SB3": ReplayBuffer(*arguments),
         "auto": CompressedReplayBuffer(*arguments),
@@ -37,7 +39,8 @@ def main() -> None:
     for transition in islice(played, steps):
         for buffer in buffers.values():
             buffer.add(*transition)
-    times = time_replay_buffers(buffers, islice(played, steps), steps, BATCH_SIZES, repeats=300)
+    task = Task("Replay", *spaces, N_ENVS)
+    times = time_buffers(task, buffers, islice(played, steps), steps, BATCH_SIZES, repeats=300)
     samples = " | ".join(f"`sample({batch_size})`, µs" for batch_size in BATCH_SIZES)
     print(f"| buffer | `add`, µs | {samples} |")
     print("|---" * (2 + len(BATCH_SIZES)) + "|")

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import subprocess
 
 from sb3_extra_buffers.codecs.registry import METHODS
@@ -8,11 +7,11 @@ from tests.cli.commands import COMMAND, run
 
 
 def test_every_method_is_listed_with_its_levels() -> None:
-    rows = {row["method"]: row for row in json.loads(run("methods", "--json").stdout)}
+    rows = {line.split()[0]: line for line in run("methods").stdout.split("\n\n")[0].splitlines()[2:]}
     assert set(rows) == set(METHODS)
-    assert rows["zstd"]["levels"] == "-100..-1 and 1..22"
-    assert rows["zstd-dict"]["options"] == ["frames_per_record"]
-    assert rows["none"]["install"] is None
+    assert "-100..-1 and 1..22" in rows["zstd"]
+    assert rows["zstd-dict"].endswith(" frames_per_record")
+    assert rows["none"].split() == ["none", "yes", "-", "-"]
 
 
 def test_what_is_missing_comes_with_the_command_that_installs_it() -> None:

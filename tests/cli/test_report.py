@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import base64
+import itertools
+import platform
 import re
+from dataclasses import replace
+from datetime import date
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -13,14 +17,14 @@ import pytest
 from gymnasium import spaces
 
 from sb3_extra_buffers.cli.report import Report
-from sb3_extra_buffers.measure.comparison import Comparison, Memory, Result
+from sb3_extra_buffers.measure.buffers import SB3, Task
+from sb3_extra_buffers.measure.comparison import Comparison, Memory, Point, Result
 from sb3_extra_buffers.measure.recommendation import recommend
-from sb3_extra_buffers.measure.transitions import TransitionFile
 
 pytest.importorskip("matplotlib")
 
 FIGURES = {
-    "SB3 ReplayBuffer": (5.6e9, 683, 785),
+    SB3: (5.6e9, 683, 785),
     "auto": (39.7e6, 155, 608),
     "delta": (34.6e6, 132, 599),
     "zstd-dict/3": (37.0e6, 388, 2700),
@@ -29,13 +33,13 @@ FIGURES = {
 }
 
 
-def make_report(env_id: str = "MsPacmanNoFrameskip-v4") -> Report:
-    data = TransitionFile(Path("data"), 2000, 4, spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(9))
+def make_report(env_id: str = "MsPacmanNoFrameskip-v4", steps: int = 2000) -> Report:
+    task = Task("Replay", spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(9), 4)
     results = [
-        Result(Memory(name, "delta (auto)" if name == "auto" else name, 8000, int(size), 1.0), size, add, sample)
+        Result(Memory(name, [Point(8000, "delta (auto)" if name == "auto" else name, int(size))]), size, add, sample)
         for name, (size, add, sample) in FIGURES.items()
     ]
-    comparison = Comparison(data, 100_000, 32, results)
+    comparison = Comparison(task, steps, 100_000, 32, results)
     return Report(env_id, "a random policy", comparison, recommend(comparison))
 
 
@@ -88,6 +92,34 @@ def test_the_chart_has_every_method(tmp_path: Path) -> None:
         assert report.label(result) in text
     assert re.search(r"auto \(delta\) \(recommended\)", text)
     assert "100 MB" in text
+    assert "lower left is better" in text
+
+
+def test_labels_of_the_chart_do_not_overlap() -> None:
+    for factor in (1, 1e-4):  # over many powers of ten, and over a fraction of one
+        report = make_report()
+        results = [
+            replace(result, buffer_bytes=1e6 * (result.buffer_bytes / 1e6) ** factor)
+            for result in report.comparison.results
+        ]
+        figure = replace(report, comparison=replace(report.comparison, results=results))._chart()
+        figure.draw_without_rendering()
+        (axes,) = figure.axes
+        for axis, side in ((axes.xaxis, 0), (axes.yaxis, 1)):
+            labels = [label for label in axis.get_ticklabels(which="both") if label.get_text()]
+            spans = sorted((box.min[side], box.max[side]) for box in (label.get_window_extent() for label in labels))
+            assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+
+
+def test_the_machine_and_the_date_are_given() -> None:
+    text = make_report().as_text()
+    assert f"Measured on {date.today().isoformat()} on {platform.system()}" in text
+    assert "stable-baselines3 2" in text
+
+
+def test_a_run_that_is_too_short_for_auto_says_so() -> None:
+    assert "auto may still change its method. Play 600 --steps" in make_report(steps=500).as_text()
+    assert "auto may still change" not in make_report().as_text()
 
 
 def test_names_are_text_and_never_markup(tmp_path: Path) -> None:

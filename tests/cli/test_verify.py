@@ -15,15 +15,9 @@ import pytest
 from gymnasium import spaces
 
 from sb3_extra_buffers.errors import MismatchError
+from sb3_extra_buffers.measure.buffers import Task
 from sb3_extra_buffers.measure.transitions import Transition
-from sb3_extra_buffers.measure.verification import (
-    Pair,
-    ReplayVerification,
-    RolloutVerification,
-    first_difference,
-    replay_pair,
-    rollout_pair,
-)
+from sb3_extra_buffers.measure.verification import Verification, first_difference
 from tests.cli.commands import COMMAND, error_of, run
 from tests.transitions import play
 
@@ -73,7 +67,7 @@ class TestCommand:
         [
             (["--env", "CartPol-v1"], 1, "There is no environment 'CartPol-v1'"),
             (["--env", "CartPole-v1", "--method", "zip"], 1, "'zip'"),
-            (["--env", "CartPole-v1", "--algo", "sac"], 2, "'sac' is not one of 'dqn', 'ppo'"),
+            (["--env", "CartPole-v1", "--algo", "rainbow"], 2, "'rainbow' is not one of 'dqn', 'sac'"),
             (["--env", "CartPole-v1", "--buffer-size", "0"], 2, "'--buffer-size'"),
             ([], 2, "Missing option '--env'"),
         ],
@@ -122,25 +116,28 @@ class TestCommand:
         assert rest.endswith("Interrupted.\n")
 
 
-def replay(space: spaces.Space, count: int = 100) -> tuple[Pair, ReplayVerification]:
-    pair = replay_pair(60, space, ACTIONS, 2)  # 30 slots
-    return pair, ReplayVerification(pair, count, seed=1)
+def replay(space: spaces.Space) -> Verification:
+    return Verification(Task("Replay", space, ACTIONS, 2), "auto", size=60, steps=100, seed=1)  # 30 slots
+
+
+def rollout(space: spaces.Space) -> Verification:
+    return Verification(Task("Rollout", space, ACTIONS, 2), "auto", size=80, steps=170, seed=1)  # 40 slots
 
 
 class TestReplay:
     @pytest.mark.parametrize("space", [IMAGES, DICT], ids=["images", "Dict"])
     def test_nothing_to_find(self, space: spaces.Space) -> None:
-        _, verification = replay(space)
+        verification = replay(space)
         for step in steps(space, 100):
             verification.add(step)
         assert verification.finish().fills == 3
 
     @pytest.mark.parametrize("field", ["actions", "rewards", "dones", "timeouts"])
     def test_a_wrong_field(self, field: str) -> None:
-        pair, verification = replay(DICT)
+        verification = replay(DICT)
         for step in steps(DICT, 75):
             verification.add(step)
-        array = getattr(pair.ours, field)
+        array = getattr(verification.ours, field)
         array[20, 1] = 1 - array[20, 1]
         with pytest.raises(
             MismatchError, match=rf"^{field} differs .* slot 20 of environment 1, added at step 51 of 75"
@@ -149,10 +146,10 @@ class TestReplay:
 
     @pytest.mark.parametrize("name", ["observations", "next_observations"])
     def test_a_wrong_observation(self, name: str) -> None:
-        pair, verification = replay(DICT)
+        verification = replay(DICT)
         for step in steps(DICT, 75):
             verification.add(step)
-        array = getattr(pair.ours, name)["image"]
+        array = getattr(verification.ours, name)["image"]
         image = array[3, 0]
         image[2, 1, 4] += 1
         array[3, 0] = image
@@ -162,27 +159,27 @@ class TestReplay:
             verification.finish()
 
     def test_a_batch_that_differs_from_what_is_stored(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        pair, verification = replay(IMAGES)
-        samples_at = pair.ours._samples_at
+        verification = replay(IMAGES)
+        samples_at = verification.ours._samples_at
 
         def wrong(*arguments: Any) -> Any:
             batch = samples_at(*arguments)
             batch.rewards[5] += 1
             return batch
 
-        monkeypatch.setattr(pair.ours, "_samples_at", wrong)
+        monkeypatch.setattr(verification.ours, "_samples_at", wrong)
         with pytest.raises(
             MismatchError, match=r"^rewards differs .* row 5 of a batch drawn after step 1: value 0 of 1"
         ):
             verification.add(steps(IMAGES, 1)[0])
 
     def test_what_check_finds(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        pair, verification = replay(IMAGES)
+        verification = replay(IMAGES)
 
         def check() -> None:
             raise MismatchError("a count is wrong")
 
-        monkeypatch.setattr(pair.ours, "check", check, raising=False)
+        monkeypatch.setattr(verification.ours, "check", check, raising=False)
         verification.add(steps(IMAGES, 1)[0])
         with pytest.raises(MismatchError, match="a count is wrong"):
             verification.finish()
@@ -191,7 +188,7 @@ class TestReplay:
 class TestRollouts:
     @pytest.mark.parametrize("space", [IMAGES, DICT], ids=["images", "Dict"])
     def test_nothing_to_find(self, space: spaces.Space) -> None:
-        verification = RolloutVerification(rollout_pair(40, space, ACTIONS, 2), seed=1)
+        verification = rollout(space)
         for step in steps(space, 170):
             verification.add(step)
         tally = verification.finish()
@@ -200,12 +197,11 @@ class TestRollouts:
 
     @pytest.mark.parametrize("field", ["actions", "log_probs", "observations"])
     def test_a_wrong_value(self, field: str) -> None:
-        pair = rollout_pair(40, IMAGES, ACTIONS, 2)
-        verification = RolloutVerification(pair, seed=1)
+        verification = rollout(IMAGES)
         *most, last = steps(IMAGES, 80)
         for step in most:
             verification.add(step)
-        array = getattr(pair.ours, field)
+        array = getattr(verification.ours, field)
         array[11, 1] = np.asarray(array[11, 1]) + 1
         name = "old_log_prob" if field == "log_probs" else field
         where = "slot 11 of environment 1, added at step 52 of 80"

@@ -1,24 +1,70 @@
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-from sb3_extra_buffers.errors import EnvironmentMakeError
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from sb3_extra_buffers.errors import ConfigurationError, EnvironmentMakeError
 from sb3_extra_buffers.measure.environments import describe, make_env
+
+
+class Talking(gym.Env[Any, Any]):
+    """Has text among its observations, as MiniGrid does."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, size: int = 2) -> None:
+        self.observation_space = spaces.Dict({"place": spaces.Box(0, 1, (size,)), "mission": spaces.Text(10)})
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return {"place": np.zeros(self.observation_space["place"].shape, np.float32), "mission": "go"}, {}
+
+
+class WithoutMission(gym.ObservationWrapper[Any, Any, Any]):
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.observation_space = env.observation_space["place"]  # type: ignore[index]
+
+    def observation(self, observation: Any) -> Any:
+        return observation["place"]
+
+
+gym.register("Talking-v0", Talking)
 
 
 @pytest.mark.parametrize(
     ("env_id", "message"),
     [
         ("CartPol-v1", "There is no environment 'CartPol-v1': .* Did you mean: `CartPole`"),
-        ("CartPole-v77", "There is no environment 'CartPole-v77'"),
+        ("CartPole-v77", "There is no environment 'CartPole-v77'.*name its module, too: --env module:CartPole-v77"),
+        ("tests-Nothing-v0", "There is no environment .*: --env tests:tests-Nothing-v0$"),
         ("nowhere:Env-v0", "needs a package that is not installed: .*nowhere.* Install it with pip."),
-        ("Blackjack-v1", "has observations of type Tuple, .* Wrap it"),
+        ("Blackjack-v1", r"a type that SB3 does not support: \(Tuple\)\. Pass a wrapper"),
+        ("tests.measure.test_environments:Talking-v0", r"keys that are not numbers: mission \(Text\)\. Pass a wrapper"),
     ],
 )
 def test_an_environment_that_cannot_be_used_is_explained_in_one_line(env_id: str, message: str) -> None:
     with pytest.raises(EnvironmentMakeError, match=message) as caught:
         make_env(env_id, 1, seed=0)
     assert "\n" not in str(caught.value)
+
+
+def test_a_wrapper_and_arguments_of_the_environment() -> None:
+    talking, wrapper = "tests.measure.test_environments:Talking-v0", "tests.measure.test_environments:WithoutMission"
+    assert describe(make_env(talking, 1, seed=0, wrapper=wrapper).observation_space) == "float32 (2,)"
+    env = make_env(talking, 1, seed=0, wrapper=wrapper, env_kwargs={"size": 5})
+    assert describe(env.observation_space) == "float32 (5,)"
+    with pytest.raises(ConfigurationError, match=r"There is no wrapper 'tests:Nothing'.* Write 'module:Class'"):
+        make_env(talking, 1, seed=0, wrapper="tests:Nothing")
+
+
+def test_a_wrapper_takes_the_place_of_those_for_atari() -> None:
+    pytest.importorskip("ale_py")
+    env = make_env("ALE/Pong-v5", 1, seed=0, wrapper="gymnasium.wrappers:GrayscaleObservation")
+    assert describe(env.observation_space) == "uint8 (210, 160)"
 
 
 def test_atari_is_prepared_as_sb3_does_and_frames_are_stacked_as_asked() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import math
 import pickle
 from typing import Any
 
@@ -114,11 +113,8 @@ def test_the_summary() -> None:
 
 
 def test_the_summary_of_nothing() -> None:
-    nothing = Evaluation([], [])
-    assert str(nothing) == "No episode ended"
-    assert all(math.isnan(number) for number in (nothing.mean, nothing.spread, *nothing.quartiles))
+    assert str(Evaluation([], [])) == "No episode ended"
     zero = Evaluation([0.0], [])
-    assert math.isnan(zero.relative_iqr)
     assert str(zero).startswith("1 episode, mean return 0.0 ± 0.00\n")
     assert "relative IQR: - |" in str(zero)
 

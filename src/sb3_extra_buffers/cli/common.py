@@ -1,81 +1,112 @@
-"""What several commands share: options, the transitions that they work on, and tables."""
+"""What several commands share: options, playing an environment, and tables."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from functools import reduce
+import functools
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
-    from sb3_extra_buffers.measure.transitions import TransitionFile
+    from stable_baselines3.common.vec_env import VecEnv
+
+    from sb3_extra_buffers.measure.transitions import Transition
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def env_options(steps: int, buffer_size: int | None = 100_000) -> Callable[[Command], Command]:
-    """The options of a command that plays an environment, with the defaults of ``--steps`` and ``--buffer-size``."""
+@dataclass(frozen=True)
+class Play:
+    """Which environment to play, and for how long. Commands with :func:`env_options` get it as ``play``."""
+
+    env_id: str
+    steps: int
+    n_envs: int
+    frame_stack: int | None
+    env_kwargs: dict[str, Any]
+    wrapper: str | None
+    seed: int
+
+    def make_env(self) -> VecEnv:
+        from sb3_extra_buffers.measure.environments import make_env
+
+        return make_env(self.env_id, self.n_envs, self.seed, self.frame_stack, self.env_kwargs, self.wrapper)
+
+    def transitions(self, env: VecEnv, policy: Path | None = None) -> Iterable[Transition]:
+        """Play with a random policy or a saved one, and show a progress bar."""
+        from tqdm import tqdm
+
+        from sb3_extra_buffers.measure.policies import load_policy
+        from sb3_extra_buffers.measure.transitions import collect
+
+        model = None if policy is None else load_policy(policy, env)
+        collected = collect(env, self.steps, self.seed, model)
+        bar: Iterable[Transition] = tqdm(collected, f"playing {self.env_id}", total=self.steps, unit="step")
+        return bar
+
+
+def env_options(steps: int) -> Callable[[Command], Any]:
+    """The options of a command that plays an environment, bundled into one argument, ``play``."""
     number = click.IntRange(1)
-    size_help = "Transitions in the buffer, counted over all environments."
-    if buffer_size is None:
-        size_help += " [default: a fraction of those played]"
     options = (
         click.option(
-            "--env", "env_id", required=True, metavar="ID", help="Gymnasium id, such as CartPole-v1 or module:name."
+            "--env", "env_id", required=True, metavar="ID", help="Gymnasium id, such as CartPole-v1 or module:Env-v0."
         ),
+        click.option("--env-kwargs", callback=_json_object, metavar="JSON", help="Arguments for gymnasium.make."),
+        click.option("--wrapper", metavar="MODULE:CLASS", help="Wrapper for the environment, instead of Atari's own."),
         click.option(
             "--steps", type=click.IntRange(4), default=steps, show_default=True, help="Steps of each environment."
         ),
         click.option("--n-envs", type=number, default=4, show_default=True, help="Environments played at once."),
         click.option("--frame-stack", type=number, help="Frames in an observation. [default: 4 for Atari, else 1]"),
         click.option("--seed", type=int, default=0, show_default=True),
-        click.option(
-            "--buffer-size", type=number, default=buffer_size, show_default=buffer_size is not None, help=size_help
-        ),
     )
-    return lambda command: reduce(lambda decorated, option: option(decorated), reversed(options), command)
+
+    def decorate(command: Command) -> Any:
+        @functools.wraps(command)
+        def bundled(**given: Any) -> Any:
+            play = Play(**{name: given.pop(name) for name in Play.__dataclass_fields__})
+            return command(play=play, **given)
+
+        return functools.reduce(lambda decorated, option: option(decorated), reversed(options), bundled)
+
+    return decorate
 
 
-def output_file(name: str, text: str, formats: tuple[str, ...]) -> Callable[[Command], Command]:
-    """An option for a file to write. Its suffix must be one of ``formats``, and its folder must exist."""
+def algo_option(default: str) -> Callable[[Command], Command]:
+    return click.option(
+        "--algo",
+        type=click.Choice(["dqn", "sac", "td3", "ppo", "a2c"]),
+        help="The algorithm to train with. PPO and A2C have rollout buffers, the others replay buffers. "
+        f"[default: {default}]",
+    )
+
+
+def _json_object(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, Any]:
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise click.BadParameter(f"""{text!r} is not a JSON object. Write '{{"name": 1}}'.""", context, parameter)
+    return value
+
+
+def output_file(name: str, text: str, suffix: str) -> Callable[[Command], Command]:
+    """An option for a file to write. It must have the suffix, and its folder must exist."""
 
     def check(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-        if path is not None and path.suffix.lower() not in formats:
-            raise click.BadParameter(f"{path.name!r} does not end with {' or '.join(formats)}.", context, parameter)
+        if path is not None and path.suffix.lower() != suffix:
+            raise click.BadParameter(f"{path.name!r} does not end with {suffix}.", context, parameter)
         if path is not None and not path.parent.is_dir():
             raise click.BadParameter(f"There is no folder {str(path.parent)!r}. Make it first.", context, parameter)
         return path
 
     return click.option(name, callback=check, type=click.Path(path_type=Path, dir_okay=False), help=text)
-
-
-@contextmanager
-def collected_transitions(
-    env_id: str,
-    n_envs: int,
-    frame_stack: int | None,
-    seed: int,
-    steps: int,
-    policy: Path | None = None,
-    algorithm: str | None = None,
-) -> Iterator[TransitionFile]:
-    """Play an environment into a temporary file, which is deleted at the end of the ``with`` block."""
-    from tqdm import tqdm
-
-    from sb3_extra_buffers.measure.environments import make_env
-    from sb3_extra_buffers.measure.policies import load_policy
-    from sb3_extra_buffers.measure.transitions import TransitionFile, collect
-
-    with tempfile.TemporaryDirectory(prefix="sb3-extra-buffers-") as folder:
-        with closing(make_env(env_id, n_envs, seed, frame_stack)) as env:
-            model = None if policy is None else load_policy(policy, env, algorithm)
-            bar = tqdm(collect(env, steps, seed, model), f"playing {env_id}", total=steps, unit="step")
-            data = TransitionFile.write(Path(folder) / "transitions", env, bar)
-        yield data
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:

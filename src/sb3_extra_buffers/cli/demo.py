@@ -11,23 +11,20 @@ from sb3_extra_buffers.cli.common import table
 if TYPE_CHECKING:
     from sb3_extra_buffers.measure.training import TrainingRun
 
-_SB3_BUFFER = "stable_baselines3.common.buffers:ReplayBuffer"
-_COMPRESSED_BUFFER = "sb3_extra_buffers.compressed:CompressedReplayBuffer"
-
 
 @click.command()
 @click.option("--env", "env_id", default="MsPacmanNoFrameskip-v4", show_default=True, help="An Atari game.")
 @click.option("--steps", type=click.IntRange(1), default=8_000, show_default=True, help="Environment steps per run.")
 @click.option("--buffer-size", type=click.IntRange(1), default=40_000, show_default=True, help="Transitions.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of both runs.")
-@click.option("--buffer", default=_COMPRESSED_BUFFER, show_default=True, metavar="MODULE:CLASS", help="Our buffer.")
-def demo(env_id: str, steps: int, buffer_size: int, seed: int, buffer: str) -> None:
+def demo(env_id: str, steps: int, buffer_size: int, seed: int) -> None:
     """Train DQN twice, with SB3's buffer and with ours.
 
     Both runs start from the same seed, each in its own process, and end with bit-identical networks. The exit code is 1
     if the networks differ.
     """
     from sb3_extra_buffers.errors import ConfigurationError
+    from sb3_extra_buffers.measure.buffers import SB3
     from sb3_extra_buffers.measure.environments import is_atari
     from sb3_extra_buffers.measure.processes import run_in_fresh_process
     from sb3_extra_buffers.measure.training import N_ENVS, train
@@ -35,14 +32,13 @@ def demo(env_id: str, steps: int, buffer_size: int, seed: int, buffer: str) -> N
     if not is_atari(env_id):
         raise ConfigurationError(f"{env_id!r} is not an Atari game. Choose one, such as 'PongNoFrameskip-v4'.")
     click.echo(f"DQN on {env_id}: {steps:,} steps of {N_ENVS} environments, once with each buffer\n")
-    sb3, ours = (run_in_fresh_process(train, name, env_id, steps, buffer_size, seed) for name in (_SB3_BUFFER, buffer))
+    sb3, ours = (run_in_fresh_process(train, method, env_id, steps, buffer_size, seed) for method in (SB3, "auto"))
 
-    name = buffer.partition(":")[2]
-    headings = (f"{sb3.transitions:,} transitions stored", "SB3 ReplayBuffer", name)
+    headings = (f"{sb3.transitions:,} transitions stored", "SB3 ReplayBuffer", "CompressedReplayBuffer")
     rows = [(label, first, second) for (label, first), (_, second) in zip(_figures(sb3), _figures(ours), strict=True)]
     click.echo(f"\n{table(headings, rows)}")
-    if ours.memory_usage is not None:
-        click.echo(f"\n{name}.memory_usage():\n{ours.memory_usage}")
+    click.echo("\nThe process needs more than its buffer: Python, PyTorch, the networks and the games are in it, too.")
+    click.echo(f"\nCompressedReplayBuffer.memory_usage():\n{ours.memory_usage}")
     if sb3.policy_hash != ours.policy_hash:
         raise click.ClickException("The trained networks differ, which is a bug. Please report it with the above.")
     click.echo(f"\nTrained networks: bit-identical (sha256 {ours.policy_hash[:16]})")
@@ -53,8 +49,5 @@ def _figures(run: TrainingRun) -> list[tuple[str, str]]:
         ("memory of the buffer", f"{run.buffer_bytes / 1e6:,.1f} MB"),
         ("  per transition", f"{run.buffer_bytes / run.transitions:,.0f} bytes"),
         ("peak memory of the process", f"{run.peak_rss / 1e6:,.0f} MB"),
-        ("add, mean", f"{run.add.mean_microseconds or 0:,.0f} µs"),
-        ("sample, mean", f"{run.sample.mean_microseconds or 0:,.0f} µs"),
-        ("add and sample, total", f"{run.add.seconds + run.sample.seconds:,.2f} s"),
         ("environment steps per second", f"{run.transitions / run.seconds:,.0f}"),
     ]

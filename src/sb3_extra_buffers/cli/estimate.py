@@ -3,43 +3,43 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 
 import click
 
-from sb3_extra_buffers.cli.common import collected_transitions, env_options, table
+from sb3_extra_buffers.cli.common import Play, algo_option, env_options, table
 
 
 @click.command()
 @env_options(steps=1_000)
+@algo_option("dqn or sac, whichever fits the actions; ppo if neither does")
+@click.option(
+    "--buffer-size",
+    type=click.IntRange(1),
+    default=100_000,
+    show_default=True,
+    help="Transitions in the buffer, counted over all environments.",
+)
 @click.option("--method", default="auto", show_default=True, help="Compression method, as for bench.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-def estimate(
-    env_id: str,
-    n_envs: int,
-    frame_stack: int | None,
-    seed: int,
-    buffer_size: int,
-    steps: int,
-    method: str,
-    as_json: bool,
-) -> None:
+def estimate(play: Play, algo: str | None, buffer_size: int, method: str, as_json: bool) -> None:
     """Estimate whether a buffer fits this machine.
 
-    The size of SB3's buffer is computed. Ours is measured on a few transitions and extrapolated.
+    The size of SB3's buffer is computed. Ours is what memory_usage() says after a few transitions, extrapolated.
     """
-    from sb3_extra_buffers.measure.buffers import SB3, buffer_arguments, sb3_bytes
-    from sb3_extra_buffers.measure.comparison import measure_memory
+    from sb3_extra_buffers.measure.buffers import SB3, Task, buffer_arguments
+    from sb3_extra_buffers.measure.comparison import Memory, fill
     from sb3_extra_buffers.measure.environments import describe
     from sb3_extra_buffers.measure.memory import available_memory
-    from sb3_extra_buffers.measure.processes import run_in_fresh_process
+    from sb3_extra_buffers.measure.recommendation import buffer_kind, choose_algorithm
     from sb3_extra_buffers.storage.usage import readable
 
-    buffer_arguments(method)
-    with collected_transitions(env_id, n_envs, frame_stack, seed, steps) as data:
-        memory = run_in_fresh_process(measure_memory, method, data, buffer_size)
-    available = available_memory()
-    sb3 = sb3_bytes(buffer_size, data.observation_space, data.action_space)
-    ours = memory.for_buffer_of(buffer_size)
+    buffer_arguments(method)  # raises if it is wrong, before the environment is made
+    with closing(play.make_env()) as env:
+        kind = buffer_kind(choose_algorithm(env.action_space, algo))
+        task = Task(kind, env.observation_space, env.action_space, play.n_envs)
+        memory = Memory(method, fill(task, task.make(method, buffer_size), play.transitions(env), play.steps))
+    available, sb3, ours = available_memory(), task.sb3_bytes(buffer_size), memory.for_buffer_of(buffer_size)
     if as_json:
         found = {"buffer_size": buffer_size, "available_bytes": available, "sb3_bytes": sb3, "bytes": round(ours)}
         click.echo(json.dumps(found | {"method": memory.codec}, indent=1))
@@ -47,19 +47,20 @@ def estimate(
     source = "extrapolated" if buffer_size > memory.transitions else "measured"
     rows = [
         (name, readable(size), known, _fits(size, available))
-        for name, size, known in ((SB3, sb3, "computed"), (memory.codec, ours, source))
+        for name, size, known in (
+            (f"SB3 {task.class_name(SB3)}", sb3, "computed"),
+            (memory.codec, ours, source),
+        )
     ]
-    ratio = (
-        f"{sb3 / ours:,.1f}x smaller than SB3's buffer."
-        if ours < sb3
-        else (f"{ours / sb3:,.1f}x larger than SB3's buffer: use SB3's.")
-    )
-    click.echo(f"{env_id}, observations {describe(data.observation_space)}, {buffer_size:,} transitions\n")
+    click.echo(f"{play.env_id}, observations {describe(task.observation_space)}, {buffer_size:,} transitions\n")
     click.echo(table(("", "memory", "", "fits this machine"), rows, left=4))
     click.echo(
         f"\n{readable(available)} are available. Measured on {memory.transitions:,} transitions of a random policy."
     )
-    click.echo(ratio)
+    if ours < sb3:
+        click.echo(f"{sb3 / ours:,.1f}x smaller than SB3's buffer.")
+    else:
+        click.echo(f"{ours / sb3:,.1f}x larger than SB3's buffer: use SB3's.")
 
 
 def _fits(size: float, available: int) -> str:

@@ -12,7 +12,7 @@ from sb3_extra_buffers.cli.common import output_file
 
 @click.command()
 @click.argument("file", type=click.Path(exists=True, path_type=Path))
-@output_file("--png", "Also write a contact sheet of its frames to this file.", (".png",))
+@output_file("--png", "Also write a contact sheet of its frames to this file.", ".png")
 @click.option("--frames", type=click.IntRange(1), default=40, show_default=True, help="Frames on the contact sheet.")
 @click.option("--key", help="For Dict observations, the key to show. [default: the first with images]")
 @click.option("--no-checksums", is_flag=True, help="Skip the checksums. Checking them reads the whole file.")

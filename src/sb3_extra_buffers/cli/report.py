@@ -1,4 +1,4 @@
-"""What ``bench`` found, as text, JSON, a picture and a page."""
+"""The results of ``bench`` as text, JSON and a page."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import json
 import os
 import platform
 import textwrap
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from datetime import date
 from html import escape
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sb3_extra_buffers import __version__
 from sb3_extra_buffers.cli.common import table
+from sb3_extra_buffers.measure.buffers import SB3
 from sb3_extra_buffers.measure.comparison import Comparison, Result
 from sb3_extra_buffers.measure.environments import describe
 from sb3_extra_buffers.measure.recommendation import Recommendation
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TEXT_WIDTH = 100
+_SETTLED_STEPS = 600
+"""``auto`` checks its choice once more at step 512."""
+_MOST_TICKS = 8
 _STYLE = """
 :root { color-scheme: light dark; }
 body { margin: 0 auto; padding: 1.5rem 1rem; max-width: 52rem; font: 16px/1.5 system-ui, sans-serif; }
@@ -40,6 +45,26 @@ tbody th { font-weight: normal; }
 
 
 @dataclass(frozen=True)
+class Machine:
+    """Where and when something was measured."""
+
+    date: str = field(default_factory=lambda: date.today().isoformat())
+    system: str = field(default_factory=platform.platform)
+    cores: int | None = field(default_factory=os.cpu_count)
+    versions: dict[str, str] = field(
+        default_factory=lambda: {
+            "Python": platform.python_version(),
+            **{name: version(name) for name in ("stable-baselines3", "torch", "numpy", "gymnasium")},
+            "sb3-extra-buffers": __version__,
+        }
+    )
+
+    def __str__(self) -> str:
+        versions = ", ".join(f"{name} {number}" for name, number in self.versions.items())
+        return f"Measured on {self.date} on {self.system} with {self.cores} cores, {versions}."
+
+
+@dataclass(frozen=True)
 class Report:
     """The results, and the sentences about them that all formats share."""
 
@@ -48,6 +73,7 @@ class Report:
     """What chose the actions."""
     comparison: Comparison
     recommendation: Recommendation
+    machine: Machine = field(default_factory=Machine)
 
     @property
     def headings(self) -> tuple[str, ...]:
@@ -67,34 +93,45 @@ class Report:
 
     def label(self, result: Result) -> str:
         """The method; for ``auto``, also what it chose."""
+        if result.method == SB3:
+            return f"SB3 {self.comparison.task.class_name(SB3)}"
         codec = result.memory.codec.replace(" (auto)", "")
         return result.method if result.method != "auto" or codec.startswith("auto") else f"auto ({codec})"
 
     @property
     def summary(self) -> str:
-        data = self.comparison.data
+        comparison = self.comparison
         return (
-            f"{self.env_id}: {data.steps:,} steps of {_environments(data.n_envs)}, played by {self.policy}; "
-            f"observations: {describe(data.observation_space)}"
+            f"{self.env_id}: {comparison.steps:,} steps of {self._environments}, played by {self.policy}; "
+            f"observations: {describe(comparison.task.observation_space)}"
         )
 
     @property
     def legend(self) -> list[str]:
         """What each column means."""
-        data, size = self.comparison.data, self.comparison.buffer_size
-        held = f"with {min(data.transition_count, size):,} transitions"
-        extrapolated = f", extrapolated to {size:,}" if self.comparison.is_extrapolated else ""
-        return [
+        comparison, size = self.comparison, self.comparison.buffer_size
+        held = f"with {comparison.sb3.memory.transitions:,} transitions"
+        extrapolated = f", extrapolated to {size:,}" if comparison.is_extrapolated else ""
+        lines = [
             f"memory: growth of a fresh process's resident memory {held}{extrapolated}.",
             "ratio: SB3's memory divided by this one's.",
-            f"add: mean for one step of {_environments(data.n_envs)}. "
+            f"add: mean for one step of {self._environments}. "
             "sample: median for one batch. Calls are interleaved, so that all buffers see the same machine load.",
             "speed: how many times faster one add + one sample is than with SB3's buffer (below 1.0 = slower).",
+            str(self.machine),
         ]
+        if extrapolated and comparison.steps < _SETTLED_STEPS:
+            lines.insert(1, f"auto may still change its method. Play {_SETTLED_STEPS} --steps or more to see it.")
+        return lines
 
     @property
     def advice(self) -> str:
         return f"Recommended: {self.recommendation.text}"
+
+    @property
+    def _environments(self) -> str:
+        count = self.comparison.task.n_envs
+        return "1 environment" if count == 1 else f"{count} environments"
 
     def as_text(self) -> str:
         """For a terminal."""
@@ -105,16 +142,17 @@ class Report:
             textwrap.fill(self.advice, _TEXT_WIDTH),
         ]
         if self.recommendation.code:
-            parts += [f"Paste:\n\n{textwrap.indent(self.recommendation.code, '    ')}"]
+            parts += [f"Paste, where env is your environment:\n\n{textwrap.indent(self.recommendation.code, '    ')}"]
         return "\n\n".join(parts)
 
     def write_json(self, path: Path) -> None:
         comparison, recommendation = self.comparison, self.recommendation
-        data: dict[str, Any] = {
+        data = {
             "environment": self.env_id,
             "player": self.policy,
-            "steps": comparison.data.steps,
-            "n_envs": comparison.data.n_envs,
+            "steps": comparison.steps,
+            "n_envs": comparison.task.n_envs,
+            "buffer": comparison.task.class_name(SB3),
             "buffer_size": comparison.buffer_size,
             "batch_size": comparison.batch_size,
             "extrapolated": comparison.is_extrapolated,
@@ -136,24 +174,16 @@ class Report:
                 "reason": recommendation.text,
                 "code": recommendation.code,
             },
-            "versions": {
-                "python": platform.python_version(),
-                "sb3-extra-buffers": __version__,
-                **{name: version(name) for name in ("stable-baselines3", "torch", "numpy", "gymnasium")},
-            },
-            "machine": {"system": platform.platform(), "cores": os.cpu_count()},
+            "machine": asdict(self.machine),
         }
         path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-
-    def write_plot(self, path: Path) -> None:
-        self._chart().savefig(path, dpi=120)
 
     def write_page(self, path: Path) -> None:
         """One HTML file that needs nothing else: no script, no font, no network."""
         chart = io.BytesIO()
         self._chart().savefig(chart, format="svg", metadata={"Date": None})
         image = f"data:image/svg+xml;base64,{base64.b64encode(chart.getvalue()).decode()}"
-        title = escape(f"Replay buffers for {self.env_id}")
+        title = escape(f"{self.comparison.task.kind} buffers for {self.env_id}")
         code = f"<pre><code>{escape(self.recommendation.code)}</code></pre>" if self.recommendation.code else ""
         page = f"""<!DOCTYPE html>
 <html lang="en">
@@ -171,7 +201,6 @@ class Report:
 <img alt="Memory against time. The table has the same numbers." src="{image}">
 <div class="scroll">{self._html_table()}</div>
 <ul>{"".join(f"<li>{escape(line)}</li>" for line in self.legend)}</ul>
-<p>Written by sb3-extra-buffers {escape(__version__)}.</p>
 </body>
 </html>
 """
@@ -196,7 +225,7 @@ class Report:
             title=self.env_id.replace("$", r"\$"),
             xscale="log",
             yscale="log",
-            xlabel=f"memory for {self.comparison.buffer_size:,} transitions",
+            xlabel=f"memory for {self.comparison.buffer_size:,} transitions (lower left is better)",
             ylabel=f"add + sample({self.comparison.batch_size}), µs",
         )
         for number, result in enumerate(self.comparison.results):
@@ -211,12 +240,9 @@ class Report:
             )
         axes.xaxis.set_major_formatter(lambda size, _: readable(size).replace(".00", ""))
         axes.yaxis.set_major_formatter("{x:,.0f}")
-        axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        for axis in (axes.xaxis, axes.yaxis):  # without this, labels may overlap
+            axis.set_minor_formatter(NullFormatter())
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=_MOST_TICKS))
         axes.grid(alpha=0.3)
         figure.legend(loc="outside right upper", frameon=False)
         return figure
-
-
-def _environments(count: int) -> str:
-    return "1 environment" if count == 1 else f"{count} environments"

@@ -1,4 +1,4 @@
-"""The replay buffers that are compared: SB3's own, and ours with each method.
+"""The buffers that are compared: SB3's own, and ours with each method.
 
 A method is written as for ``compression_method``. After it, ``xN`` means ``frames_per_record=N`` and ``indexed`` means
 ``indexed_colour=True``, as in ``"zstd-dict/9 x8"``.
@@ -6,25 +6,80 @@ A method is written as for ``compression_method``. After it, ``xN`` means ``fram
 
 from __future__ import annotations
 
-import math
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import torch as th
 from gymnasium import spaces
 from stable_baselines3.common import buffers as sb3_buffers
-from stable_baselines3.common.buffers import ReplayBuffer
-from stable_baselines3.common.preprocessing import get_action_dim, get_obs_shape, is_image_space
+from stable_baselines3.common.preprocessing import is_image_space
 
 from sb3_extra_buffers import compressed as compressed_buffers
 from sb3_extra_buffers.codecs.base import FrameSpec
 from sb3_extra_buffers.codecs.registry import AUTO, available_methods, create_codec, parse_method
 from sb3_extra_buffers.errors import ConfigurationError
+from sb3_extra_buffers.measure.transitions import Transition
 
-SB3 = "SB3 ReplayBuffer"
+SB3 = "SB3"
 """Stands for SB3's own buffer where a method is expected."""
 _DEFAULT = (AUTO, "delta", "zstd-dict/3", "zstd-dict/9 x8", "zstd-5", "lz4-frame/1", "igzip1", "gzip1", "none")
 _DEFAULT_RGB = ("zstd-dict/9 x8 indexed",)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a buffer is for. Sizes count transitions over all environments."""
+
+    kind: Literal["Replay", "Rollout"]
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+    n_envs: int
+
+    def class_name(self, method: str) -> str:
+        """The class that stores such observations with ``method``, or SB3's."""
+        name = f"{'Dict' if isinstance(self.observation_space, spaces.Dict) else ''}{self.kind}Buffer"
+        return name if method == SB3 else f"Compressed{name}"
+
+    def make(self, method: str, size: int) -> Any:
+        """A buffer for ``size`` transitions."""
+        module: Any = sb3_buffers if method == SB3 else compressed_buffers
+        options = {} if method == SB3 else buffer_arguments(method)
+        # SB3's replay buffers count transitions, its rollout buffers steps.
+        slots = size if self.kind == "Replay" else max(1, size // self.n_envs)
+        return getattr(module, self.class_name(method))(
+            slots, self.observation_space, self.action_space, "cpu", n_envs=self.n_envs, **options
+        )
+
+    def add(self, buffer: Any, transition: Transition, value: th.Tensor | None = None) -> None:
+        """Store a step. A full rollout is dropped first.
+
+        :param value: For rollouts, what to store as value and, negated, as log-probability. Any numbers will do.
+        """
+        if self.kind == "Replay":
+            buffer.add(*transition)
+            return
+        if buffer.full:
+            buffer.reset()
+        value = th.zeros(self.n_envs) if value is None else value
+        buffer.add(transition.obs, transition.action, transition.reward, transition.done, value, -value)
+
+    def batches(self, buffer: Any, batch_size: int) -> Iterator[Any]:
+        """Batches without end. A rollout buffer must be full."""
+        while True:
+            if self.kind == "Replay":
+                yield buffer.sample(batch_size)
+            else:
+                yield from buffer.get(batch_size)
+
+    def sb3_bytes(self, size: int) -> int:
+        """Bytes of the arrays in SB3's buffer for ``size`` transitions."""
+        arrays: list[Any] = []
+        for value in vars(self.make(SB3, self.n_envs)).values():  # the smallest buffer: one step
+            arrays += value.values() if isinstance(value, dict) else [value]
+        return size * sum(array.nbytes for array in arrays if isinstance(array, np.ndarray)) // self.n_envs
 
 
 def default_methods(space: spaces.Space[Any]) -> list[str]:
@@ -55,33 +110,6 @@ def buffer_arguments(method: str) -> dict[str, Any]:
         return {}
     create_codec(parsed, FrameSpec(48, np.dtype(np.uint8), channels=3), **options)  # raises if it is not possible
     return {"compression_method": name} | ({"compression_kwargs": options} if options else {})
-
-
-def buffer_class(kind: Literal["Replay", "Rollout"], observation_space: spaces.Space[Any], compressed: bool) -> Any:
-    """SB3's class for such observations, or the compressed one that replaces it."""
-    name = f"Dict{kind}Buffer" if isinstance(observation_space, spaces.Dict) else f"{kind}Buffer"
-    return getattr(compressed_buffers, f"Compressed{name}") if compressed else getattr(sb3_buffers, name)
-
-
-def make_replay_buffer(
-    method: str, size: int, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], n_envs: int
-) -> ReplayBuffer:
-    """A buffer for ``size`` transitions, counted over all environments."""
-    arguments = {} if method == SB3 else buffer_arguments(method)
-    made: ReplayBuffer = buffer_class("Replay", observation_space, compressed=method != SB3)(
-        size, observation_space, action_space, "cpu", n_envs, **arguments
-    )
-    return made
-
-
-def sb3_bytes(size: int, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> int:
-    """Bytes of the arrays in SB3's buffer for ``size`` transitions."""
-    parts = observation_space.spaces.values() if isinstance(observation_space, spaces.Dict) else [observation_space]
-    # A Dict has no shape of its own, but its parts have.
-    observation = sum(math.prod(get_obs_shape(part)) * np.dtype(part.dtype).itemsize for part in parts)  # type: ignore[misc]
-    action = get_action_dim(action_space) * np.dtype(action_space.dtype).itemsize
-    reward = done = timeout = np.dtype(np.float32).itemsize
-    return size * (2 * observation + action + reward + done + timeout)
 
 
 def _is_rgb(space: spaces.Space[Any]) -> bool:

@@ -6,37 +6,72 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import numpy as np
-from stable_baselines3.common.buffers import ReplayBuffer
 from tqdm import tqdm
 
-from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
 from sb3_extra_buffers.errors import CapacityError
-from sb3_extra_buffers.measure.buffers import SB3, make_replay_buffer, sb3_bytes
+from sb3_extra_buffers.measure.buffers import SB3, Task
 from sb3_extra_buffers.measure.memory import available_memory, settled_rss
 from sb3_extra_buffers.measure.processes import run_in_fresh_process
-from sb3_extra_buffers.measure.transitions import TransitionFile
+from sb3_extra_buffers.measure.transitions import Transition, TransitionFile
 from sb3_extra_buffers.storage.usage import readable
 
 _WARM_UP_STEPS = 200
+_POINTS = 8
+"""How often memory is measured while a buffer is filled."""
 _RSS_RESOLUTION = 1 << 18
 """Smaller growth of resident memory is noise: it is counted in pages. The buffer's own accounting is used instead."""
 
 
+class Point(NamedTuple):
+    """The memory of a buffer at one moment."""
+
+    transitions: int
+    """How many transitions the buffer held."""
+    codec: str
+    """What compressed: for ``auto``, the method that it had chosen by then."""
+    accounted: int
+    """Bytes, as the buffer counts them itself."""
+    resident: int = 0
+    """Bytes by which the process had grown, if that was measured."""
+
+
 @dataclass(frozen=True)
 class Memory:
-    """How many bytes a fresh process grew by when a buffer stored the transitions."""
+    """The memory of a buffer while it was filled."""
 
     method: str
-    codec: str
-    """What compresses: for ``auto``, the method that it chose."""
-    transitions: int
-    """How many transitions the buffer held in the end."""
-    measured: int
-    bytes_per_transition: float
-    """What one more transition would take."""
+    points: list[Point]
+
+    @property
+    def transitions(self) -> int:
+        return self.points[-1].transitions
+
+    @property
+    def codec(self) -> str:
+        return self.points[-1].codec
+
+    @property
+    def measured(self) -> int:
+        """Bytes in the end."""
+        return max(self.points[-1].resident, self.points[-1].accounted)
+
+    @property
+    def bytes_per_transition(self) -> float:
+        """What one more transition would take: the growth in the second half, but only with the last codec.
+
+        ``auto`` may change the codec. What an earlier codec stored says nothing about later transitions.
+        """
+        last, points = self.points[-1], self.points[len(self.points) // 2 - 1 :]
+        changed = max((i for i, point in enumerate(points) if point.codec != last.codec), default=-1)
+        start = points[min(changed + 1, len(points) - 2)]
+        growth = last.resident - start.resident
+        if growth < _RSS_RESOLUTION:
+            growth = last.accounted - start.accounted
+        return growth / max(1, last.transitions - start.transitions)
 
     def for_buffer_of(self, size: int) -> float:
         """Bytes for ``size`` transitions, extrapolated if fewer were measured."""
@@ -69,7 +104,8 @@ class Result:
 class Comparison:
     """What was measured; the first result is SB3's."""
 
-    data: TransitionFile
+    task: Task
+    steps: int
     buffer_size: int
     batch_size: int
     results: list[Result]
@@ -80,15 +116,15 @@ class Comparison:
 
     @property
     def is_extrapolated(self) -> bool:
-        return self.buffer_size > self.data.transition_count
+        return self.buffer_size > self.steps * self.task.n_envs
 
 
 def compare(
-    data: TransitionFile, methods: Sequence[str], buffer_size: int, batch_size: int, repeats: int
+    task: Task, data: TransitionFile, methods: Sequence[str], buffer_size: int, batch_size: int, repeats: int
 ) -> Comparison:
     """Measure memory in one fresh process per method, then the speed of all buffers, interleaved, in this process."""
     held = min(buffer_size, data.transition_count)
-    needed, available = sb3_bytes(held, data.observation_space, data.action_space), available_memory()
+    needed, available = task.sb3_bytes(held), available_memory()
     if needed > 0.8 * available:
         raise CapacityError(
             f"SB3's buffer needs {readable(needed)} for {held:,} transitions, but only {readable(available)} are "
@@ -96,12 +132,9 @@ def compare(
         )
     everyone = [SB3, *methods]
     with tqdm(everyone, "memory", unit="process") as bar:
-        memories = [run_in_fresh_process(measure_memory, method, data, buffer_size) for method in bar]
-    buffers = {
-        method: make_replay_buffer(method, held, data.observation_space, data.action_space, data.n_envs)
-        for method in everyone
-    }
-    times = time_replay_buffers(buffers, data.read(), data.steps, [batch_size], repeats)
+        memories = [run_in_fresh_process(measure_memory, method, task, data, buffer_size) for method in bar]
+    buffers = {method: task.make(method, held) for method in everyone}
+    times = time_buffers(task, buffers, data.read(), data.steps, [batch_size], repeats)
     results = [
         Result(
             memory,
@@ -111,78 +144,89 @@ def compare(
         )
         for memory in memories
     ]
-    return Comparison(data, buffer_size, batch_size, results)
+    return Comparison(task, data.steps, buffer_size, batch_size, results)
 
 
-def measure_memory(method: str, data: TransitionFile, buffer_size: int) -> Memory:
-    """Measure how a buffer for ``buffer_size`` transitions grows. Call it in a fresh process."""
+def measure_memory(method: str, task: Task, data: TransitionFile, buffer_size: int) -> Memory:
+    """Measure how a process grows with a buffer for ``buffer_size`` transitions. Call it in a fresh process."""
     if method == SB3:  # its arrays may not fit in memory, and grow alike whatever their size
         buffer_size = min(buffer_size, data.transition_count)
-    arguments = (data.observation_space, data.action_space, data.n_envs)
     # A small buffer first, so that imports, compiled kernels and the allocator's pools do not count.
-    buffer = make_replay_buffer(method, _WARM_UP_STEPS * data.n_envs, *arguments)
+    buffer = task.make(method, _WARM_UP_STEPS * data.n_envs)
     for transition in data.read(_WARM_UP_STEPS):
-        buffer.add(*transition)
+        task.add(buffer, transition)
     del buffer
 
     before = settled_rss()
-    buffer = make_replay_buffer(method, buffer_size, *arguments)
-    resident, accounted = [], []
-    half = data.steps // 2
-    for step, transition in enumerate(data.read(), 1):
-        buffer.add(*transition)
-        if step in (half, data.steps):
-            resident.append(settled_rss() - before)
-            accounted.append(_accounted_bytes(buffer))
-    added = (data.steps - half) * data.n_envs
-    growth = resident[-1] - resident[0]
-    if growth < _RSS_RESOLUTION:
-        growth = accounted[-1] - accounted[0]
-    codec = buffer.memory_usage().method if isinstance(buffer, BaseCompressedBuffer) else "none"
-    return Memory(method, codec, buffer.size() * data.n_envs, max(resident[-1], accounted[-1]), growth / added)
+    buffer = task.make(method, buffer_size)
+    return Memory(method, fill(task, buffer, data.read(), data.steps, lambda: settled_rss() - before))
 
 
-def _accounted_bytes(buffer: ReplayBuffer) -> int:
-    if isinstance(buffer, BaseCompressedBuffer):
-        return buffer.memory_usage().total
-    return sb3_bytes(buffer.size() * buffer.n_envs, buffer.observation_space, buffer.action_space)
+def fill(
+    task: Task,
+    buffer: Any,
+    transitions: Iterable[Transition],
+    steps: int,
+    resident: Callable[[], int] = lambda: 0,
+) -> list[Point]:
+    """Add ``steps`` transitions, and measure memory several times on the way and in the end."""
+    steps = _whole_rollouts(task, steps, buffer)
+    points = []
+    due = {max(1, steps * number // _POINTS) for number in range(1, _POINTS + 1)}
+    for step, transition in enumerate(islice(transitions, steps), 1):
+        task.add(buffer, transition)
+        if step in due:
+            held = (buffer.buffer_size if buffer.full else buffer.pos) * task.n_envs
+            if hasattr(buffer, "memory_usage"):
+                usage = buffer.memory_usage()
+                points.append(Point(held, usage.method, usage.total, resident()))
+            else:
+                points.append(Point(held, "none", task.sb3_bytes(held), resident()))
+    return points
 
 
-def time_replay_buffers(
-    buffers: Mapping[str, ReplayBuffer],
-    transitions: Iterable[Sequence[Any]],
+def time_buffers(
+    task: Task,
+    buffers: Mapping[str, Any],
+    transitions: Iterable[Any],
     steps: int,
     batch_sizes: Sequence[int],
     repeats: int,
 ) -> dict[str, dict[str, float]]:
     """Microseconds of ``"add"`` and, for each batch size, of ``"sample(32)"``, for each buffer.
 
-    Calls are interleaved, so that all buffers see the same machine load. ``sample`` is the median of ``repeats`` calls.
-    ``add`` is the mean, because codecs work in bursts: they encode once in several steps. The slowest hundredth of its
-    calls, in which other processes took the core, does not count.
+    Calls are interleaved, so that all buffers see the same machine load. ``sample`` is the median of ``repeats``
+    batches. ``add`` is the mean, because codecs work in bursts: they encode once in several steps. The slowest
+    hundredth of its calls, in which other processes took the core, does not count.
     """
-    times: dict[str, dict[str, list[float]]] = {name: {"add": []} for name in buffers}
+    adds: dict[str, list[float]] = {name: [] for name in buffers}
     order = list(buffers)
-    for transition in tqdm(transitions, "add", total=steps, unit="step"):
+    steps = _whole_rollouts(task, steps, buffers[order[0]])
+    for transition in tqdm(islice(transitions, steps), "add", total=steps, unit="step"):
         order.append(order.pop(0))
         for name in order:
-            times[name]["add"].append(_microseconds(buffers[name].add, *transition))
+            adds[name].append(_microseconds(task.add, buffers[name], transition))
+    times = {}
+    for name, values in adds.items():
+        times[name] = {"add": statistics.fmean(sorted(values)[: max(1, len(values) * 99 // 100)])}
     for batch_size in batch_sizes:
+        batches = {name: task.batches(buffer, batch_size) for name, buffer in buffers.items()}
+        samples: dict[str, list[float]] = {name: [] for name in buffers}
         for repeat in tqdm(range(repeats), f"sample({batch_size})"):
             order.append(order.pop(0))
             for name in order:
                 np.random.seed(repeat)
-                elapsed = _microseconds(buffers[name].sample, batch_size)
-                times[name].setdefault(f"sample({batch_size})", []).append(elapsed)
-    return {
-        name: {
-            call: statistics.fmean(sorted(values)[: max(1, len(values) * 99 // 100)])
-            if call == "add"
-            else statistics.median(values)
-            for call, values in calls.items()
-        }
-        for name, calls in times.items()
-    }
+                samples[name].append(_microseconds(next, batches[name]))
+        for name, values in samples.items():
+            times[name][f"sample({batch_size})"] = statistics.median(values)
+    return times
+
+
+def _whole_rollouts(task: Task, steps: int, buffer: Any) -> int:
+    """``steps``, or fewer, so that the last rollout is complete."""
+    if task.kind == "Replay" or steps < buffer.buffer_size:
+        return steps
+    return int(steps // buffer.buffer_size * buffer.buffer_size)
 
 
 def _microseconds(function: Callable[..., Any], *arguments: Any) -> float:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
+import functools
+import importlib
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -11,43 +14,54 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack
 
-from sb3_extra_buffers.codecs.availability import require
-from sb3_extra_buffers.errors import EnvironmentMakeError, ExtraBuffersError
+from sb3_extra_buffers.codecs.availability import is_installed, require
+from sb3_extra_buffers.errors import ConfigurationError, EnvironmentMakeError, ExtraBuffersError
 from sb3_extra_buffers.training_utils import atari
 
 ATARI_STACK = 4
+_NUMBERS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+Wrapper = Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]
 
 
-def make_env(env_id: str, n_envs: int, seed: int, frame_stack: int | None = None) -> VecEnv:
+def make_env(
+    env_id: str,
+    n_envs: int,
+    seed: int,
+    frame_stack: int | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrapper: str | None = None,
+) -> VecEnv:
     """Make ``n_envs`` copies of an environment, all in this process.
 
-    Atari games get SB3's wrappers and stacks of four frames. Images of other environments become channels first, as in
-    SB3's algorithms. ``frame_stack`` sets the number of stacked frames; ``1`` stacks none.
+    Atari games get SB3's wrappers and stacks of four frames, unless ``wrapper`` is given. Images become channels
+    first, as in SB3's algorithms.
+
+    :param env_id: A Gymnasium id, such as ``"CartPole-v1"``, or ``"module:id"`` if ``module`` registers it.
+    :param frame_stack: How many frames an observation stacks; 1 for none.
+    :param env_kwargs: Arguments for ``gymnasium.make``.
+    :param wrapper: A wrapper class, written ``"module:Class"``.
     """
+    wrap = None if wrapper is None else _wrapper_class(wrapper)
+    kwargs = dict(env_kwargs or {})
     try:
-        if is_atari(env_id):
-            return atari.make_env(
-                env_id, n_envs, vec_env_cls=DummyVecEnv, framestack=frame_stack or ATARI_STACK, seed=seed
-            )
-        env: VecEnv = make_vec_env(env_id, n_envs, seed=seed, vec_env_cls=DummyVecEnv)
+        if is_atari(env_id) and wrap is None:
+            stack = frame_stack or ATARI_STACK
+            return atari.make_env(env_id, n_envs, DummyVecEnv, framestack=stack, seed=seed, env_kwargs=kwargs)
+        make_one = functools.partial(_make_one, env_id, wrap, **kwargs)
+        env: VecEnv = make_vec_env(make_one, n_envs, seed=seed, vec_env_cls=DummyVecEnv)
         if frame_stack is not None and frame_stack > 1:
             env = VecFrameStack(env, frame_stack)
     except ExtraBuffersError:
         raise
     except Exception as error:  # an environment may raise anything
         raise EnvironmentMakeError(_why_not(env_id, error)) from error
-    if isinstance(env.observation_space, spaces.Tuple):
-        env.close()
-        raise EnvironmentMakeError(
-            f"The environment {env_id!r} has observations of type Tuple, which SB3 does not support. "
-            "Wrap it so that they are a Dict or a Box."
-        )
     return BaseAlgorithm._wrap_env(env, verbose=0, monitor_wrapper=False)
 
 
 def is_atari(env_id: str) -> bool:
     """Whether the environment is registered by ``ale_py``, the Arcade Learning Environment."""
-    if importlib.util.find_spec("ale_py") is not None:
+    if is_installed("ale_py"):
         ale_py = importlib.import_module("ale_py")  # which registers its games
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner between the progress bars
     elif env_id.startswith("ALE/") or "NoFrameskip-v" in env_id:
@@ -56,20 +70,51 @@ def is_atari(env_id: str) -> bool:
     return spec is not None and isinstance(spec.entry_point, str) and spec.entry_point.startswith("ale_py")
 
 
-def _why_not(env_id: str, error: Exception) -> str:
-    reason = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, gym.error.UnregisteredEnv):
-        return (
-            f"There is no environment {env_id!r}: {reason} "
-            "If another package registers it, write 'package:id'. gymnasium.pprint_registry() lists all others."
-        )
-    if isinstance(error, ModuleNotFoundError):
-        return f"The environment {env_id!r} needs a package that is not installed: {reason}. Install it with pip."
-    return f"The environment {env_id!r} cannot be made: {reason}"
-
-
 def describe(space: spaces.Space[Any]) -> str:
     """Dtype and shape, ``uint8 (4, 84, 84)``; for a Dict, those of each key."""
     if isinstance(space, spaces.Dict):
         return ", ".join(f"{key}: {describe(part)}" for key, part in space.spaces.items())
     return f"{space.dtype} {space.shape}" if space.shape is not None else repr(space)
+
+
+def _make_one(env_id: str, wrap: Wrapper | None, **kwargs: Any) -> gym.Env[Any, Any]:
+    env = gym.make(env_id, **kwargs)
+    if wrap is not None:
+        env = wrap(env)
+    space = env.observation_space
+    keys = space.spaces if isinstance(space, spaces.Dict) else {"": space}
+    wrong = [f"{key} ({type(part).__name__})".strip() for key, part in keys.items() if not isinstance(part, _NUMBERS)]
+    if wrong:
+        env.close()
+        what = "keys that are not numbers" if isinstance(space, spaces.Dict) else "a type that SB3 does not support"
+        raise EnvironmentMakeError(
+            f"The observations of {env_id!r} have {what}: {', '.join(wrong)}. "
+            "Pass a wrapper that removes or converts them: --wrapper module:Class."
+        )
+    return env
+
+
+def _wrapper_class(path: str) -> Wrapper:
+    module, _, name = path.partition(":")
+    try:
+        wrap: Wrapper = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(
+            f"There is no wrapper {path!r}: {error}. Write 'module:Class', such as "
+            "gymnasium.wrappers:FlattenObservation."
+        ) from error
+    return wrap
+
+
+def _why_not(env_id: str, error: Exception) -> str:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, gym.error.UnregisteredEnv):
+        package = re.split(r"[-/]", env_id)[0].lower()  # most packages name their environments after themselves
+        known = package if package.isidentifier() and is_installed(package) else "module"
+        return (
+            f"There is no environment {env_id!r}: {reason} If a package or a file of yours registers it, "
+            f"name its module, too: --env {known}:{env_id.rpartition(':')[2]}"
+        )
+    if isinstance(error, ModuleNotFoundError):
+        return f"The environment {env_id!r} needs a package that is not installed: {reason}. Install it with pip."
+    return f"The environment {env_id!r} cannot be made: {reason}"

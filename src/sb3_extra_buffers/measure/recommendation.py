@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space
 
-from sb3_extra_buffers.measure.buffers import buffer_arguments, buffer_class
+from sb3_extra_buffers.errors import ConfigurationError
+from sb3_extra_buffers.measure.buffers import SB3, buffer_arguments
 from sb3_extra_buffers.measure.comparison import Comparison, Result
 from sb3_extra_buffers.storage.choice import TIME_WEIGHT
 
+_ANY = (spaces.Discrete, spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
+_ALGORITHMS: dict[str, tuple[Literal["Replay", "Rollout"], tuple[type[spaces.Space[Any]], ...]]] = {
+    "dqn": ("Replay", (spaces.Discrete,)),
+    "sac": ("Replay", (spaces.Box,)),
+    "td3": ("Replay", (spaces.Box,)),
+    "ppo": ("Rollout", _ANY),
+    "a2c": ("Rollout", _ANY),
+}
+"""The kind of buffer of an algorithm, and the actions that it knows."""
+_MIN_CNN_SIDE = 36
+"""The network of SB3's CnnPolicy does not fit smaller images."""
+
 _MIN_RATIO, _MIN_RATIO_IF_SLOWER = 1.5, 3.0
 """A smaller saving of memory is not worth a change, or not worth a slower buffer."""
-_SAME_SPEED = 1.1
-"""Two times within this factor count as equal."""
+_SAME = 1.05
+"""Two measurements within this factor count as equal: another run may order them differently."""
 _AUTO_TOLERANCE = 1.25
 """Another method must be better than ``auto`` by this factor to be preferred to it."""
 
@@ -25,60 +39,82 @@ class Recommendation:
     text: str
     """One or two sentences: what to use, and what that gives."""
     code: str
-    """Two lines to paste; empty if SB3's buffer is the best."""
+    """Lines to paste; empty if SB3's buffer is the best."""
 
 
-def recommend(comparison: Comparison) -> Recommendation:
+def choose_algorithm(action_space: spaces.Space[Any], wanted: str | None = None) -> str:
+    """The algorithm to recommend: the one that is wanted, or the first that knows such actions."""
+    fitting = [name for name, (_, actions) in _ALGORITHMS.items() if isinstance(action_space, actions)]
+    if wanted is not None and wanted not in fitting:
+        raise ConfigurationError(
+            f"{wanted.upper()} does not know actions of type {type(action_space).__name__}. "
+            f"Use --algo {' or '.join(fitting)}."
+        )
+    return wanted or fitting[0]
+
+
+def buffer_kind(algorithm: str) -> Literal["Replay", "Rollout"]:
+    return _ALGORITHMS[algorithm][0]
+
+
+def recommend(comparison: Comparison, algorithm: str = "dqn") -> Recommendation:
     """The smallest of the buffers that are as fast as SB3's; if none is, the best compromise."""
     sb3, *ours = comparison.results
-    as_fast = [result for result in ours if result.time <= _SAME_SPEED * sb3.time]
+    as_fast = [result for result in ours if result.time <= _SAME * sb3.time]
     fast = [result for result in as_fast if sb3.buffer_bytes >= _MIN_RATIO * result.buffer_bytes]
     candidates = fast or [result for result in ours if sb3.buffer_bytes >= _MIN_RATIO_IF_SLOWER * result.buffer_bytes]
     if not candidates:
         smallest = min(comparison.results, key=lambda result: result.buffer_bytes)
         memory, speed = smallest.buffer_bytes / sb3.buffer_bytes, sb3.time / smallest.time
         text = (
-            "keep SB3's ReplayBuffer. Compression does not pay off here: the smallest method still needs "
-            f"{memory:.2f}x SB3's memory, at {speed:.2f}x its speed."
+            f"keep SB3's {comparison.task.class_name(SB3)}. Compression does not pay off here: the smallest method "
+            f"still needs {memory:.2f}x SB3's memory, at {speed:.2f}x its speed."
         )
         return Recommendation(sb3, text, code="")
-    best = min(candidates, key=(lambda result: result.buffer_bytes) if fast else _cost)
-    chosen = _auto_if_as_good(best, candidates)
-    text = f"{_class_name(comparison)} with {_settings(chosen)}: {_gain(sb3, chosen)}."
+    best = _first_of_equals(min(candidates, key=(lambda result: result.buffer_bytes) if fast else _cost), candidates)
+    chosen = next((r for r in candidates if r.method == "auto" and _cost(r) <= _AUTO_TOLERANCE * _cost(best)), best)
+    settings = "the default settings" if chosen.method == "auto" else f"the method {chosen.method!r}"
+    text = f"{comparison.task.class_name(chosen.method)} with {settings}: {_gain(sb3, chosen)}."
     if not fast:
         text += " All methods that save memory are slower than SB3's buffer here; this is the best compromise."
     elif chosen.buffer_bytes > _AUTO_TOLERANCE * best.buffer_bytes:
         text += f" {best.method} needs even less ({_ratio(sb3, best)} less than SB3's), but is slower than this."
-    return Recommendation(chosen, text, _code(comparison, chosen.method))
+    return Recommendation(chosen, text, _code(comparison, chosen.method, algorithm))
 
 
-def _code(comparison: Comparison, method: str) -> str:
-    """The two lines that use the buffer."""
-    space, class_name = comparison.data.observation_space, _class_name(comparison)
-    if isinstance(space, spaces.Dict):
-        policy = "MultiInputPolicy"
-    else:
-        policy = "CnnPolicy" if is_image_space(space) else "MlpPolicy"
-    algorithm = "DQN" if isinstance(comparison.data.action_space, spaces.Discrete) else "SAC"
-    arguments = buffer_arguments(method)
-    options = f", replay_buffer_kwargs={arguments}" if arguments else ""
+def _first_of_equals(best: Result, candidates: list[Result]) -> Result:
+    """The first result that differs from the best by no more than noise. The order is that of the table."""
+    return next(
+        result
+        for result in candidates
+        if result.buffer_bytes <= _SAME * best.buffer_bytes and result.time <= _SAME * best.time
+    )
+
+
+def _code(comparison: Comparison, method: str, algorithm: str) -> str:
+    """The lines that use the buffer."""
+    task = comparison.task
+    kind, class_name, arguments = task.kind.lower(), task.class_name(method), buffer_arguments(method)
+    options = {"buffer_size": f"{comparison.buffer_size:_}"}
+    if task.kind == "Rollout":
+        options = {"n_steps": str(max(1, comparison.buffer_size // task.n_envs))}
+    options[f"{kind}_buffer_class"] = class_name
+    if arguments:
+        options[f"{kind}_buffer_kwargs"] = repr(arguments).replace("'", '"')
+    listed = ", ".join(f"{name}={value}" for name, value in options.items())
     return (
-        f"from sb3_extra_buffers.compressed import {class_name}\n"
-        f'model = {algorithm}("{policy}", env, buffer_size={comparison.buffer_size:_}, '
-        f"replay_buffer_class={class_name}{options})"
-    ).replace("'", '"')
+        f"from sb3_extra_buffers import {class_name}\n"
+        f"from stable_baselines3 import {algorithm.upper()}\n\n"
+        f'model = {algorithm.upper()}("{policy_name(task.observation_space)}", env, {listed})'
+    )
 
 
-def _class_name(comparison: Comparison) -> str:
-    return str(buffer_class("Replay", comparison.data.observation_space, compressed=True).__name__)
-
-
-def _auto_if_as_good(best: Result, candidates: list[Result]) -> Result:
-    """Prefer ``auto``: it needs no settings, and adapts when the data changes."""
-    for result in candidates:
-        if result.method == "auto" and _cost(result) <= _AUTO_TOLERANCE * _cost(best):
-            return result
-    return best
+def policy_name(space: spaces.Space[Any]) -> str:
+    """The policy of SB3 that can see such observations, which are channels first."""
+    if isinstance(space, spaces.Dict):
+        return "MultiInputPolicy"
+    fits = is_image_space(space) and min((space.shape or ())[1:]) >= _MIN_CNN_SIDE
+    return "CnnPolicy" if fits else "MlpPolicy"
 
 
 def _cost(result: Result) -> float:
@@ -86,15 +122,11 @@ def _cost(result: Result) -> float:
     return float(result.buffer_bytes * result.time**TIME_WEIGHT)
 
 
-def _settings(result: Result) -> str:
-    return "the default settings" if result.method == "auto" else f"the method {result.method!r}"
-
-
 def _gain(sb3: Result, result: Result) -> str:
     speed = sb3.time / result.time
-    about = "about " if 1 / _SAME_SPEED <= speed <= _SAME_SPEED else ""
+    at_speed = f"about SB3's speed ({speed:.2f}x)" if 1 / _SAME <= speed <= _SAME else f"{speed:.2f}x SB3's speed"
     shared = " (frames are shared, not compressed)" if result.memory.codec.split()[0] == "none" else ""
-    return f"{_ratio(sb3, result)} less memory{shared} at {about}{speed:.2f}x SB3's speed"
+    return f"{_ratio(sb3, result)} less memory{shared} at {at_speed}"
 
 
 def _ratio(sb3: Result, result: Result) -> str:

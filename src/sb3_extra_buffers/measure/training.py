@@ -1,25 +1,24 @@
-"""Train DQN on an Atari game, and measure time and memory of its replay buffer."""
+"""Train DQN on an Atari game, and measure the speed and the memory of its replay buffer."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import time
 from dataclasses import dataclass
 from typing import Any
 
 from stable_baselines3 import DQN
-from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import BasePolicy
 from tqdm import tqdm
 
+from sb3_extra_buffers.measure.buffers import Task
 from sb3_extra_buffers.measure.environments import make_env
 from sb3_extra_buffers.measure.memory import peak_rss, settled_rss
 from sb3_extra_buffers.measure.transitions import collect
-from sb3_extra_buffers.training_utils.callbacks import CallTimer
 
 N_ENVS = 4
+_WARM_UP_STEPS = 250
 
 
 @dataclass(frozen=True)
@@ -28,11 +27,10 @@ class TrainingRun:
 
     transitions: int
     seconds: float
-    add: CallTimer
-    sample: CallTimer
     buffer_bytes: int
     peak_rss: int
-    memory_usage: str | None
+    memory_usage: str
+    """The buffer's own account, if it gives one."""
     policy_hash: str
 
 
@@ -49,11 +47,19 @@ class _ProgressBar(BaseCallback):
         self.bar.close()
 
 
-def train(buffer: str, env_id: str, steps: int, buffer_size: int, seed: int) -> TrainingRun:
-    """Train with the buffer class named ``module:class``. Call it in a fresh process."""
-    module, _, name = buffer.partition(":")
-    buffer_class = getattr(importlib.import_module(module), name)
-    _warm_up(buffer_class, env_id, seed, min(250, steps))
+def train(method: str, env_id: str, steps: int, buffer_size: int, seed: int) -> TrainingRun:
+    """Train with SB3's buffer or with ours. Call it in a fresh process."""
+    env = make_env(env_id, N_ENVS, seed)
+    task = Task("Replay", env.observation_space, env.action_space, N_ENVS)
+    # A small buffer first, so that loading and compiling code does not count.
+    small = task.make(method, 1_000)
+    for transition in collect(env, min(_WARM_UP_STEPS, steps)):
+        small.add(*transition)
+    small.sample(32)
+    buffer_class = type(small)
+    del small
+    env.close()
+
     env = make_env(env_id, N_ENVS, seed)
     model = DQN(
         "CnnPolicy",
@@ -65,40 +71,18 @@ def train(buffer: str, env_id: str, steps: int, buffer_size: int, seed: int) -> 
         replay_buffer_class=buffer_class,
         seed=seed,
     )
-    replay_buffer: Any = model.replay_buffer
-    add, sample = (CallTimer.attach(replay_buffer, method) for method in ("add", "sample"))
     start = time.perf_counter()
-    model.learn(steps, callback=_ProgressBar(name, steps))
+    model.learn(steps, callback=_ProgressBar(buffer_class.__name__, steps))
     seconds = time.perf_counter() - start
     env.close()
-    for timer in (add, sample):
-        timer.detach()
 
-    usage = repr(replay_buffer.memory_usage()) if hasattr(replay_buffer, "memory_usage") else None
-    transitions = replay_buffer.size() * N_ENVS
+    buffer: Any = model.replay_buffer
+    usage = repr(buffer.memory_usage()) if hasattr(buffer, "memory_usage") else ""
+    transitions = buffer.size() * N_ENVS
     # The buffer's memory is what the system gets back without it: training grows the process for other reasons, too.
     with_buffer = settled_rss()
-    model.replay_buffer = replay_buffer = None
-    return TrainingRun(
-        transitions=transitions,
-        seconds=seconds,
-        add=add,
-        sample=sample,
-        buffer_bytes=with_buffer - settled_rss(),
-        peak_rss=peak_rss(),
-        memory_usage=usage,
-        policy_hash=hash_of(model.policy),
-    )
-
-
-def _warm_up(buffer_class: type[ReplayBuffer], env_id: str, seed: int, steps: int) -> None:
-    """Use a small buffer, so that loading and compiling code does not count as time of ``add``."""
-    env = make_env(env_id, N_ENVS, seed)
-    buffer = buffer_class(1_000, env.observation_space, env.action_space, n_envs=N_ENVS)
-    for transition in collect(env, steps):
-        buffer.add(*transition)
-    buffer.sample(32)
-    env.close()
+    model.replay_buffer = buffer = None
+    return TrainingRun(transitions, seconds, with_buffer - settled_rss(), peak_rss(), usage, hash_of(model.policy))
 
 
 def hash_of(policy: BasePolicy) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
-from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_extra_buffers.measure.policies import RandomPolicy
@@ -31,7 +31,7 @@ class Transition(NamedTuple):
     infos: list[dict[str, Any]]
 
 
-def collect(env: VecEnv, steps: int, seed: int = 0, policy: BaseAlgorithm | None = None) -> Iterator[Transition]:
+def collect(env: VecEnv, steps: int, seed: int = 0, policy: BasePolicy | None = None) -> Iterator[Transition]:
     """Yield ``steps`` transitions as SB3 stores them: ``next_obs`` is the terminal observation of an episode."""
     collector = Collector(env, policy or RandomPolicy(env.action_space, env.num_envs, seed), deterministic=False)
     for _ in range(steps):

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch as th
-from gymnasium import spaces
 
 from sb3_extra_buffers.errors import MismatchError
-from sb3_extra_buffers.measure.buffers import SB3, buffer_arguments, buffer_class, make_replay_buffer
+from sb3_extra_buffers.measure.buffers import SB3, Task
 from sb3_extra_buffers.measure.transitions import Transition
 
 Array = npt.NDArray[Any]
@@ -28,13 +27,6 @@ EPOCHS = 2
 _SLOTS_AT_ONCE = 64
 
 
-class Pair(NamedTuple):
-    """Two buffers that should hold the same."""
-
-    theirs: Any
-    ours: Any
-
-
 @dataclass
 class Tally:
     """What was compared and found identical."""
@@ -45,50 +37,51 @@ class Tally:
     """How often the buffers were filled completely."""
 
 
-def replay_pair(
-    size: int, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], n_envs: int, method: str = "auto"
-) -> Pair:
-    """Replay buffers for ``size`` transitions, counted over all environments."""
-    arguments = (size, observation_space, action_space, n_envs)
-    return Pair(make_replay_buffer(SB3, *arguments), make_replay_buffer(method, *arguments))
+class Verification:
+    """Adds every transition to SB3's buffer and to ours, and compares them.
 
+    Replay buffers: batches often, and everything stored whenever they are full. Rollout buffers: every batch of every
+    rollout.
 
-def rollout_pair(
-    steps: int, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], n_envs: int, method: str = "auto"
-) -> Pair:
-    """Buffers for rollouts of ``steps`` steps."""
-    arguments = (steps, observation_space, action_space, "cpu", 0.95, 0.99, n_envs)
-    theirs, ours = (buffer_class("Rollout", observation_space, compressed) for compressed in (False, True))
-    return Pair(theirs(*arguments), ours(*arguments, **buffer_arguments(method)))
+    :param size: Transitions in each buffer, counted over all environments.
+    :param steps: How many steps will be added.
+    """
 
-
-class ReplayVerification:
-    """Adds every transition to both buffers. Compares batches often, and everything stored whenever they are full."""
-
-    def __init__(self, pair: Pair, steps: int, seed: int) -> None:
-        self.pair = pair
+    def __init__(self, task: Task, method: str, size: int, steps: int, seed: int) -> None:
+        self.task = task
+        self.theirs, self.ours = task.make(SB3, size), task.make(method, size)
         self.tally = Tally()
         self._every = max(1, steps // SAMPLES)
         self._seed = seed
+        self._rng = np.random.default_rng(seed)
         self._step = 0
 
     def add(self, transition: Transition) -> None:
-        for buffer in self.pair:
-            buffer.add(*transition)
+        value = th.from_numpy(self._rng.standard_normal(self.task.n_envs, dtype=np.float32))
+        for buffer in (self.theirs, self.ours):
+            self.task.add(buffer, transition, value)
         self._step += 1
+        if self.task.kind == "Rollout":
+            if self.theirs.full:
+                self.tally.fills += 1
+                self._compare_rollout(value, np.asarray(transition.done))
+            return
         if self._step % self._every == 0:
-            self._compare_batches()
-        if self.pair.theirs.pos == 0:
+            self._compare_batch()
+        if self.theirs.pos == 0:
             self.tally.fills += 1
             self._compare_stored()
 
     def finish(self) -> Tally:
-        self._compare_batches()
-        self._compare_stored()
+        if self.task.kind == "Replay":
+            self._compare_batch()
+            self._compare_stored()
+        self.ours.check()
         return self.tally
 
-    def _compare_batches(self) -> None:
-        theirs, ours = (_seeded(self._seed + self._step, buffer.sample, BATCH_SIZE)._asdict() for buffer in self.pair)
+    def _compare_batch(self) -> None:
+        seed = self._seed + self._step
+        theirs, ours = (_seeded(seed, buffer.sample, BATCH_SIZE)._asdict() for buffer in (self.theirs, self.ours))
         try:
             _compare(theirs, ours, lambda row: f"row {row} of a batch drawn after step {self._step}", self.tally)
         except MismatchError:
@@ -97,70 +90,37 @@ class ReplayVerification:
         self.tally.batches += 1
 
     def _compare_stored(self) -> None:
-        theirs, ours = self.pair
+        theirs, ours = self.theirs, self.ours
         ours.check()
         if (theirs.pos, theirs.full) != (ours.pos, ours.full):
             raise MismatchError(f"After step {self._step}, SB3's buffer is at slot {theirs.pos}, ours at {ours.pos}.")
         for start in range(0, theirs.size(), _SLOTS_AT_ONCE):
             slots = slice(start, min(start + _SLOTS_AT_ONCE, theirs.size()))
-            expected, actual = ({name: _rows(getattr(buffer, name), slots) for name in STORED} for buffer in self.pair)
-            _compare(expected, actual, partial(self._where, start), self.tally)
+            expected, actual = (
+                {name: _rows(getattr(buffer, name), slots) for name in STORED} for buffer in (theirs, ours)
+            )
+            places = np.argwhere(np.ones((slots.stop - start, self.task.n_envs))) + np.array([start, 0])
+            _compare(expected, actual, partial(self._where, places), self.tally)
 
-    def _where(self, start: int, row: int) -> str:
-        slot, env = divmod(row, self.pair.theirs.n_envs)
-        slot += start
-        age = (self._step - 1 - slot) % self.pair.theirs.buffer_size
+    def _compare_rollout(self, value: th.Tensor, dones: Array) -> None:
+        size, n_envs = self.theirs.buffer_size, self.task.n_envs
+        for buffer in (self.theirs, self.ours):
+            buffer.compute_returns_and_advantage(value, dones)
+        for epoch in range(EPOCHS):
+            seed = self._seed + self._step * EPOCHS + epoch
+            rows = _seeded(seed, np.random.permutation, size * n_envs)
+            batches = (_seeded(seed, list, buffer.get(BATCH_SIZE)) for buffer in (self.theirs, self.ours))
+            for theirs, ours in zip(*batches, strict=True):
+                batch_rows, rows = rows[:BATCH_SIZE], rows[BATCH_SIZE:]
+                places = np.stack([batch_rows % size, batch_rows // size], axis=1)
+                _compare(theirs._asdict(), ours._asdict(), partial(self._where, places), self.tally)
+                self.tally.batches += 1
+        self.ours.check()
+
+    def _where(self, places: npt.NDArray[np.int64], row: int) -> str:
+        slot, env = places[row].tolist()
+        age = (self._step - 1 - slot) % self.theirs.buffer_size
         return f"slot {slot} of environment {env}, added at step {self._step - age} of {self._step}"
-
-
-class RolloutVerification:
-    """Adds every step to both buffers. Compares every batch of every rollout."""
-
-    def __init__(self, pair: Pair, seed: int) -> None:
-        self.pair = pair
-        self.tally = Tally()
-        self._seed = seed
-        self._rng = np.random.default_rng(seed)
-        self._starts = np.ones(pair.theirs.n_envs, dtype=bool)
-        self._step = 0
-        for buffer in pair:
-            buffer.reset()
-
-    def add(self, transition: Transition) -> None:
-        # Random values and log-probabilities will do: buffers only store them.
-        value, log_prob = th.from_numpy(self._rng.standard_normal((2, len(self._starts)), dtype=np.float32))
-        for buffer in self.pair:
-            buffer.add(transition.obs, transition.action, transition.reward, self._starts, value, log_prob)
-        self._starts = np.asarray(transition.done, dtype=bool)
-        self._step += 1
-        if self.pair.theirs.full:
-            for buffer in self.pair:
-                buffer.compute_returns_and_advantage(value, self._starts)
-            for epoch in range(EPOCHS):
-                self._compare_rollout(self._seed + self._step * EPOCHS + epoch)
-            self.tally.fills += 1
-            self.pair.ours.check()
-            for buffer in self.pair:
-                buffer.reset()
-
-    def finish(self) -> Tally:
-        self.pair.ours.check()
-        return self.tally
-
-    def _compare_rollout(self, seed: int) -> None:
-        order = _seeded(seed, np.random.permutation, self.pair.theirs.buffer_size * self.pair.theirs.n_envs)
-        batches = (_seeded(seed, lambda buffer: list(buffer.get(BATCH_SIZE)), buffer) for buffer in self.pair)
-
-        for number, (theirs, ours) in enumerate(zip(*batches, strict=True)):
-            rows = order[number * BATCH_SIZE :]
-            _compare(theirs._asdict(), ours._asdict(), partial(self._where, rows), self.tally)
-            self.tally.batches += 1
-
-    def _where(self, rows: npt.NDArray[np.int64], row: int) -> str:
-        size = self.pair.theirs.buffer_size
-        env, slot = divmod(int(rows[row]), size)
-        added = self._step - size + slot + 1
-        return f"slot {slot} of environment {env}, added at step {added} of {self._step}"
 
 
 def first_difference(expected: Array, actual: Array) -> int | None:

@@ -121,7 +121,7 @@ class RecordBuffer(BaseRecordBuffer):
         height, width = res
         if min(height, width, ch_num, size) < 1:
             raise ConfigurationError(f"res, ch_num and size must be at least 1, not {res}, {ch_num} and {size}.")
-        given = list(dtypes or ())
+        given: list[Any] = list(dtypes or ())
         given += [None] * (2 - len(given))
         self.dtypes = (
             np.dtype(np.uint8 if given[0] is None else given[0]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -20,37 +19,16 @@ class Evaluation(NamedTuple):
     returns: list[float]
     add_seconds: list[float]
 
-    @property
-    def mean(self) -> float:
-        return float(np.mean(self.returns or math.nan))
-
-    @property
-    def spread(self) -> float:
-        """The standard deviation."""
-        return float(np.std(self.returns or math.nan))
-
-    @property
-    def quartiles(self) -> tuple[float, float, float]:
-        first, median, third = np.percentile(self.returns or math.nan, [25, 50, 75]).tolist()
-        return first, median, third
-
-    @property
-    def relative_iqr(self) -> float:
-        """The interquartile range divided by the median."""
-        first, median, third = self.quartiles
-        return (third - first) / abs(median) if median else math.nan
-
     def __str__(self) -> str:
-        if not self.returns:
-            lines = ["No episode ended"]
-        else:
-            first, median, third = self.quartiles
-            relative_iqr = f"{self.relative_iqr:.2f}" if median else "-"
+        lines = ["No episode ended"]
+        if self.returns:
+            low, first, median, third, high = np.percentile(self.returns, [0, 25, 50, 75, 100]).tolist()
+            relative_iqr = f"{(third - first) / abs(median):.2f}" if median else "-"
             lines = [
                 f"{len(self.returns)} episode{'s'[: len(self.returns) - 1]}, "
-                f"mean return {self.mean:.1f} ± {self.spread:.2f}",
+                f"mean return {np.mean(self.returns):.1f} ± {np.std(self.returns):.2f}",
                 f"Q1: {first:g} | median: {median:g} | Q3: {third:g} | relative IQR: {relative_iqr} | "
-                f"min: {min(self.returns):g} | max: {max(self.returns):g}",
+                f"min: {low:g} | max: {high:g}",
             ]
         if self.add_seconds:
             lines.append(f"seconds in add: {' | '.join(f'{seconds:.3f}' for seconds in self.add_seconds)}")
