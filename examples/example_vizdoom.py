@@ -10,19 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-import torch as th
+from gymnasium import spaces
 from stable_baselines3 import PPO
-from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.vec_env import VecEnv
 from tqdm import tqdm
 
 import common
 from doom import VizdoomEnv, make_env
 from sb3_extra_buffers.compressed import CompressedRolloutBuffer
+from sb3_extra_buffers.measure.buffers import SB3, Task
 from sb3_extra_buffers.measure.memory import settled_rss
 from sb3_extra_buffers.measure.processes import run_in_fresh_process
+from sb3_extra_buffers.measure.transitions import collect
 from sb3_extra_buffers.recording import RecordBuffer
 from sb3_extra_buffers.storage.usage import readable
 from sb3_extra_buffers.training_utils.eval_model import eval_model
@@ -31,7 +33,7 @@ PUBLISHED_OBSERVATIONS = 47_000
 PUBLISHED = {"RGB": "11 GB", "masks": "3.6 GB"}
 NAME = "ppo_doom"
 CHANGE_OF_MIND = 0.2
-"""How often the random player takes another action: one that never walks on sees but a wall."""
+"""How often the random player takes another action."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -52,11 +54,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     film(options.scenario, options.video, options.seed)
 
 
-# What it takes
+# Memory
 
 
 def compare(scenario: str, n: int, methods: list[str], seed: int) -> str:
-    kinds = [("RGB", "rgb", None), ("masks", "mask", None), *((f"masks, {m}", "mask", m) for m in methods)]
+    kinds = [("RGB", "rgb", SB3), ("masks", "mask", SB3), *((f"masks, {m}", "mask", m) for m in methods)]
     measured = [
         (label, run_in_fresh_process(store, scenario, view, method, n, seed))
         for label, view, method in tqdm(kinds, unit="buffer")
@@ -78,36 +80,32 @@ def compare(scenario: str, n: int, methods: list[str], seed: int) -> str:
     )
 
 
-def store(scenario: str, view: Any, method: str | None, n: int, seed: int) -> tuple[int, int]:
-    """What a rollout of ``n`` observations takes, and by how much it made this process grow."""
+def store(scenario: str, view: Any, method: str, n: int, seed: int) -> tuple[int, int]:
+    """Bytes of a rollout of ``n`` observations, and the growth of this process."""
     env = make_env(scenario, 1, view=view, resolution=(240, 320), seed=seed)
-    fill(make_buffer(env, method, min(n, 50)), env, seed)  # loads and compiles what it needs
-    before = settled_rss()
-    buffer = make_buffer(env, method, n)
-    fill(buffer, env, seed)
+    task = Task("Rollout", env.observation_space, env.action_space, 1)
+    for size in (min(n, 50), n):  # the first, small buffer loads and compiles what it needs
+        before = settled_rss()
+        buffer = task.make(method, size)
+        for transition in collect(env, size, policy=Wanderer(env, seed)):
+            task.add(buffer, transition)
     grown = settled_rss() - before
     env.close()
     return common.observation_bytes(buffer), grown
 
 
-def make_buffer(env: Any, method: str | None, n: int) -> Any:
-    if method is None:
-        return RolloutBuffer(n, env.observation_space, env.action_space)
-    return CompressedRolloutBuffer(n, env.observation_space, env.action_space, compression_method=method)
+class Wanderer:
+    """Repeats a random action for a while: a player that never walks on sees but a wall."""
 
+    def __init__(self, env: VecEnv, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.n_actions = cast(spaces.Discrete, env.action_space).n
+        self.action = self.rng.integers(self.n_actions, size=1)
 
-def fill(buffer: Any, env: Any, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    env.seed(seed)
-    obs = env.reset()
-    start, nothing = np.ones(1), th.zeros(1)
-    action = rng.integers(env.action_space.n, size=1)
-    while not buffer.full:
-        if rng.random() < CHANGE_OF_MIND:
-            action = rng.integers(env.action_space.n, size=1)
-        following, reward, done, _ = env.step(action)
-        buffer.add(obs, action, reward, start, nothing, nothing)
-        obs, start = following, done
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        if self.rng.random() < CHANGE_OF_MIND:
+            self.action = self.rng.integers(self.n_actions, size=1)
+        return self.action, None
 
 
 # Learning

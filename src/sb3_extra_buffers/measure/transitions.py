@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
-from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_extra_buffers.measure.policies import RandomPolicy
@@ -31,8 +30,11 @@ class Transition(NamedTuple):
     infos: list[dict[str, Any]]
 
 
-def collect(env: VecEnv, steps: int, seed: int = 0, policy: BasePolicy | None = None) -> Iterator[Transition]:
-    """Yield ``steps`` transitions as SB3 stores them: ``next_obs`` is the terminal observation of an episode."""
+def collect(env: VecEnv, steps: int, seed: int = 0, policy: Any = None) -> Iterator[Transition]:
+    """Yield ``steps`` transitions as SB3 stores them: ``next_obs`` is the terminal observation of an episode.
+
+    :param policy: Anything with the ``predict`` of an SB3 model; by default, random actions.
+    """
     collector = Collector(env, policy or RandomPolicy(env.action_space, env.num_envs, seed), deterministic=False)
     for _ in range(steps):
         step = collector.step()

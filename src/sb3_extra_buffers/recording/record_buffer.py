@@ -196,20 +196,15 @@ class RecordBuffer(BaseRecordBuffer):
         return files.load(cls, Path(path), size, **kwargs)
 
     def save_video(self, path: str | Path, fps: float = 30.0, lossless: bool = False) -> None:
-        """Write all frames to a video, ``.mp4`` or ``.mkv``. Needs the extra ``video``.
+        """Write all frames to a video, ``.mp4``, ``.mkv`` or ``.gif``. Needs the extra ``video``.
 
         Floats are shown from 0 to 1, all other numbers from 0 to 255.
 
-        :param lossless: Keep every pixel exactly. Not all players can show such a video.
+        :param lossless: Keep every pixel exactly, in ``.mp4`` or ``.mkv``. Not all players can show such a video.
         """
-        video.save_video(self._pictures(), Path(path), fps, lossless)
-
-    def save_gif(self, path: str | Path, fps: float = 30.0) -> None:
-        """Write all frames to an animated GIF. Needs the extra ``video``.
-
-        A frame with up to 256 colours keeps them exactly.
-        """
-        video.save_gif(self._pictures(), Path(path), fps)
+        if len(self) == 0:
+            raise ObservationError("Nothing was recorded. Add steps first.")
+        video.save_video(video.to_pictures(self._frames_in_order()), Path(path), fps, lossless)
 
     @property
     def nbytes(self) -> int:
@@ -259,11 +254,6 @@ class RecordBuffer(BaseRecordBuffer):
         features = None if self.features is None else self.features[slot].copy()
         frame = self.frames[slot] if frame is None else frame
         return Record(frame, self.rewards[slot], np.copy(self.actions[slot])[()], features)
-
-    def _pictures(self) -> Iterator[npt.NDArray[np.uint8]]:
-        if len(self) == 0:
-            raise ObservationError("Nothing was recorded. Add steps first.")
-        return video.to_pictures(self._frames_in_order())
 
 
 class FramelessRecordBuffer(RecordBuffer):

@@ -1,4 +1,4 @@
-"""Write frames to a video or an animated GIF."""
+"""Write frames to a video."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ Picture = npt.NDArray[np.uint8]
 
 _Format = tuple[str, str, list[str]]
 """ffmpeg's codec, pixel format and options."""
-_LOSSY: _Format = ("libx264", "yuv420p", ["-crf", "18", "-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2"])  # H.264: even sides
+_H264: _Format = ("libx264", "yuv420p", ["-crf", "18", "-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2"])  # which has even sides
+_PALETTES = "split[a][b];[a]palettegen=stats_mode=single:reserve_transparent=0[p];[b][p]paletteuse=new=1:dither=none"
+_LOSSY: dict[str, _Format] = {".mp4": _H264, ".mkv": _H264, ".gif": ("gif", "pal8", ["-filter_complex", _PALETTES])}
 _LOSSLESS: dict[str, _Format] = {
     ".mp4": ("libx264rgb", "rgb24", ["-qp", "0", "-preset", "fast"]),
     ".mkv": ("ffv1", "bgr0", []),
@@ -41,12 +43,14 @@ def to_pictures(frames: Iterable[npt.NDArray[Any]]) -> Iterator[Picture]:
 
 
 def save_video(pictures: Iterator[Picture], path: Path, fps: float, lossless: bool) -> None:
-    if path.suffix not in _LOSSLESS:
-        raise ConfigurationError(f"A video file must end with {' or '.join(_LOSSLESS)}, but this is {path}.")
+    formats = _LOSSLESS if lossless else _LOSSY
+    if path.suffix not in formats:
+        kind = "A lossless video" if lossless else "A video"
+        raise ConfigurationError(f"{kind} file must end with {' or '.join(formats)}, but this is {path}.")
     ffmpeg = require("imageio_ffmpeg", "save_video()", "video")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"No such file or directory: {path.parent}")
-    codec, pixel_format, options = _LOSSLESS[path.suffix] if lossless else _LOSSY
+    codec, pixel_format, options = formats[path.suffix]
     first = next(pictures)
     height, width = first.shape[:2]
     path.unlink(missing_ok=True)
@@ -71,22 +75,3 @@ def save_video(pictures: Iterator[Picture], path: Path, fps: float, lossless: bo
     written = ffmpeg.count_frames_and_secs(str(path))[0] if path.exists() else 0
     if written != count:
         raise OSError(f"ffmpeg wrote {written} of {count} frames to {path}. What it printed above may say why.")
-
-
-def save_gif(pictures: Iterator[Picture], path: Path, fps: float) -> None:
-    image = require("PIL.Image", "save_gif()", "video")
-    images = (_with_palette(image, picture) for picture in pictures)
-    first = next(images)
-    first.save(path, "GIF", save_all=True, append_images=images, duration=1000 / fps, loop=0, optimize=False)
-
-
-def _with_palette(image: Any, picture: Picture) -> Any:
-    """A picture with a palette: exact for up to 256 colours, which Pillow's own ``quantize`` is not."""
-    shades = picture.astype(np.uint32)
-    numbers = shades[..., 0] << 16 | shades[..., 1] << 8 | shades[..., 2]
-    colours, indices = np.unique(numbers, return_inverse=True)
-    if len(colours) > 256:
-        return image.fromarray(picture).quantize(256)
-    indexed = image.frombytes("P", numbers.shape[::-1], indices.astype(np.uint8).tobytes())
-    indexed.putpalette(np.stack([colours >> 16, colours >> 8 & 255, colours & 255], axis=1).astype(np.uint8).tobytes())
-    return indexed
