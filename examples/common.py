@@ -27,7 +27,7 @@ from sb3_extra_buffers.training_utils.callbacks import BufferStatsCallback
 from sb3_extra_buffers.training_utils.eval_model import eval_model
 
 WITHOUT_BUFFERS = {"replay_buffer_class": DummyCls, "rollout_buffer_class": DummyCls}
-"""Loads a model that is only to play, without the memory for its training."""
+"""For loading a model that only plays: it needs no memory for a buffer."""
 
 
 def arguments(description: str | None, steps: int | None = None, n_envs: int = 8) -> argparse.ArgumentParser:
@@ -62,7 +62,7 @@ def rollout_size(options: argparse.Namespace, n_steps: int, batch_size: int) -> 
 
 
 def train(model: BaseAlgorithm, name: str, options: argparse.Namespace, eval_env: VecEnv | None = None) -> None:
-    """Train with a progress bar, save the model, and say how it went and what the buffer took."""
+    """Train with a progress bar, save the model, and print speed, returns and the memory of the buffer."""
     callbacks: list[BaseCallback] = [Progress(options.steps), BufferStatsCallback()]
     if options.curve is not None:
         callbacks.append(Curve(options.curve))
@@ -113,7 +113,7 @@ class Progress(BaseCallback):
 
 
 class Curve(BaseCallback):
-    """Writes the mean return of the last 100 episodes to a file, a hundred times or so in a run, with the command."""
+    """Writes the command and, 200 times in a run, the mean return of the last 100 episodes to a CSV file."""
 
     def __init__(self, path: Path, points: int = 200) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ def evaluation_arguments(description: str | None, n_envs: int = 8) -> argparse.A
     parser.add_argument("--episodes", type=int, default=20)
     parser.add_argument("--last", action="store_true", help="use the last model, even if there was a better one")
     parser.add_argument("--framestack", type=int, default=4, help="as in training")
-    parser.add_argument("--steps", type=int, help="cut every game off after so many")
+    parser.add_argument("--steps", type=int, help="end every game after this many steps")
     return parser
 
 
@@ -192,7 +192,7 @@ def watch(algorithm: type[BaseAlgorithm], name: str, game: str, options: argpars
     env = game_env(game, options, render_mode="human" if video is None else "rgb_array")
     record = None
     if video is not None:
-        require("imageio_ffmpeg", "a video", "video")  # better missed before the game than after it
+        require("imageio_ffmpeg", "a video", "video")  # fail before the game, not after it
         record = RecordBuffer(res=(210, 160))
     print(eval_model(options.episodes, env, model, buffer=record))
     if record is not None:
@@ -209,7 +209,7 @@ def has_screen() -> bool:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Rows as a table of Markdown, numbers to the right."""
+    """A Markdown table, numbers right-aligned."""
     lines = [list(headings), *map(list, rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
 
@@ -222,7 +222,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def observation_bytes(buffer: Any) -> int:
-    """What the observations of a buffer take, added up: where they are compressed, with all that decoding needs."""
+    """Bytes of the observations in a buffer; if they are compressed, with all that decoding needs."""
     if hasattr(buffer, "memory_usage"):
         usage = buffer.memory_usage()
         return int(usage.total - usage.fields)

@@ -1,6 +1,6 @@
 """Store the same game in a replay buffer with every compression method, and compare memory and time.
 
-A game is played once. Then every method gets a process of its own, which fills a buffer with exactly those transitions.
+A game is played once. Then each method fills a buffer with the same transitions, in a fresh process.
 "Observations" is the size of the observations in the buffer, "memory" is the growth of the process's resident memory.
 Latency is the time spent in add.
 """
@@ -44,7 +44,7 @@ def memory_arguments(description: str | None) -> Any:
     parser = common.arguments(description, steps=40_000, n_envs=4)
     parser.add_argument("--methods", help="comma-separated; by default all that are installed")
     parser.add_argument("--game", default="MsPacmanNoFrameskip-v4")
-    parser.add_argument("--model", default="dqn_mspacman", help="who plays: a model of example_train_replay.py")
+    parser.add_argument("--model", default="dqn_mspacman", help="the model that plays, from example_train_replay.py")
     parser.add_argument("--framestack", type=int, default=4)
     return parser
 

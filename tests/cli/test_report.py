@@ -108,7 +108,7 @@ def test_labels_of_the_chart_do_not_overlap() -> None:
         for axis, side in ((axes.xaxis, 0), (axes.yaxis, 1)):
             labels = [label for label in axis.get_ticklabels(which="both") if label.get_text()]
             spans = sorted((box.min[side], box.max[side]) for box in (label.get_window_extent() for label in labels))
-            assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+            assert all(end + 4 <= start for (_, end), (start, _) in itertools.pairwise(spans))
 
 
 def test_the_machine_and_the_date_are_given() -> None:

@@ -29,7 +29,7 @@ LAYOUTS = ("height, width, channels", "channels, height, width", "height, width"
 
 @dataclass
 class Steps:
-    """An endless game in which most of the picture stays as it is."""
+    """An endless game in which most of the picture does not change."""
 
     res: tuple[int, int] = (6, 5)
     ch_num: int = 3

@@ -36,7 +36,7 @@ def collected_by_sb3(env: VecEnv, steps: int, algorithm: type[OffPolicyAlgorithm
         **kwargs,
     )
     script = Scripted(env)
-    model.predict = script.predict  # type: ignore[method-assign]  # the point of it
+    model.predict = script.predict  # type: ignore[method-assign]  # plays the script
     if algorithm is DQN:
         model.exploration_schedule = lambda _: 0.0  # type: ignore[attr-defined]
     model.learn(steps * env.num_envs)

@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from stable_baselines3 import DQN, PPO, SAC
+from stable_baselines3 import DQN, SAC
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer, RolloutBuffer
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 from stable_baselines3.her import HerReplayBuffer
 
-from sb3_extra_buffers.compressed import CompressedDictReplayBuffer, CompressedReplayBuffer, CompressedRolloutBuffer
+from sb3_extra_buffers.compressed import CompressedDictReplayBuffer, CompressedReplayBuffer
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.recording import DummyRecordBuffer, FramelessRecordBuffer, RecordBuffer
 from sb3_extra_buffers.training_utils import atari
@@ -133,49 +132,11 @@ def test_a_buffer_for_fewer_environments_gets_the_first_of_them() -> None:
         eval_model(1, one, script, buffer=buffers[0])
 
 
-def rollout_by_sb3(env: VecEnv, n_steps: int) -> tuple[PPO, Any]:
-    """A rollout as PPO collects it, before it is trained on."""
-    found = []
-
-    class Keep(BaseCallback):
-        def _on_step(self) -> bool:
-            return True
-
-        def _on_rollout_end(self) -> None:
-            buffer = self.model.rollout_buffer  # type: ignore[attr-defined]
-            names = ("observations", "actions", "rewards", "episode_starts", "values", "log_probs")
-            found.append({name: getattr(buffer, name).copy() for name in names})
-
-    model = PPO(
-        "MlpPolicy", env, n_steps=n_steps, batch_size=n_steps, policy_kwargs={"net_arch": [8]}, n_epochs=1, device="cpu"
-    )
-    model.learning_rate = model.lr_schedule = lambda _: 0.0  # type: ignore[assignment]
-    model.learn(n_steps * env.num_envs, callback=Keep())
-    return model, found[0]
-
-
-@pytest.mark.parametrize("buffer_class", [RolloutBuffer, CompressedRolloutBuffer])
-@pytest.mark.parametrize("normalized", [False, True])
-def test_a_rollout_is_what_ppo_collects(buffer_class: Any, normalized: bool) -> None:
-    def make() -> VecEnv:
-        return VecNormalize(made(VECTORS)) if normalized else made(VECTORS)
-
-    model, expected = rollout_by_sb3(make(), n_steps=40)
-    actions = iter(expected["actions"][..., 0])
-    model.predict = lambda *args, **kwargs: (next(actions, np.zeros(2, int)), None)  # type: ignore[method-assign]
-    env = make()
-    buffer = buffer_class(40, env.observation_space, env.action_space, device="cpu", n_envs=2)
-    eval_model(12, env, model, buffer=buffer, progress=False)
-    assert buffer.full
-    for name, array in expected.items():
-        np.testing.assert_allclose(np.asarray(getattr(buffer, name)), array, rtol=1e-4, atol=1e-5, err_msg=name)
-
-
-def test_a_rollout_needs_a_model_with_values() -> None:
+def test_rollout_buffers_are_refused() -> None:
     env = made(VECTORS)
     buffer = RolloutBuffer(4, env.observation_space, env.action_space, device="cpu", n_envs=2)
-    with pytest.raises(ConfigurationError, match="use one of PPO"):
-        eval_model(1, env, Scripted(env), buffer=buffer)
+    with pytest.raises(ConfigurationError, match="A RolloutBuffer cannot be filled: pass a replay buffer or a record"):
+        eval_model(1, env, Scripted(env), buffer=buffer)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("make_buffer", [lambda: RecordBuffer((6, 5), 2, 60), lambda: FramelessRecordBuffer(size=60)])
@@ -220,7 +181,7 @@ def test_warming_up_ends_when_it_should() -> None:
         ({"mean_ep_len": -1}, "must be positive"),
         ({"buffer": []}, "no buffer to fill"),
         ({"buffer": DummyRecordBuffer()}, "no buffer to fill"),
-        ({"buffer": [object()]}, "not a replay, rollout or record buffer"),
+        ({"buffer": [object()]}, "cannot be filled"),
     ],
 )
 def test_mistakes_in_warming_up(kwargs: dict[str, Any], message: str) -> None:

@@ -68,7 +68,7 @@ def test_the_environment_is_closed_unless_it_is_to_stay_open(model: PPO) -> None
 def test_the_environment_is_closed_after_an_error(model: PPO) -> None:
     env = made(VECTORS)
     calls = closed(env)
-    with pytest.raises(ConfigurationError, match="not a replay"):
+    with pytest.raises(ConfigurationError, match="cannot be filled"):
         eval_model(1, env, model, buffer=[1])  # type: ignore[list-item]
     assert calls == [True]
     with pytest.raises(ConfigurationError, match="at least 1"):

@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import textwrap
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import date
 from html import escape
 from importlib.metadata import version
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 _TEXT_WIDTH = 100
 _SETTLED_STEPS = 600
 """``auto`` checks its choice once more at step 512."""
-_MOST_TICKS = 8
 _STYLE = """
 :root { color-scheme: light dark; }
 body { margin: 0 auto; padding: 1.5rem 1rem; max-width: 52rem; font: 16px/1.5 system-ui, sans-serif; }
@@ -44,24 +43,10 @@ tbody th { font-weight: normal; }
 """
 
 
-@dataclass(frozen=True)
-class Machine:
-    """Where and when something was measured."""
-
-    date: str = field(default_factory=lambda: date.today().isoformat())
-    system: str = field(default_factory=platform.platform)
-    cores: int | None = field(default_factory=os.cpu_count)
-    versions: dict[str, str] = field(
-        default_factory=lambda: {
-            "Python": platform.python_version(),
-            **{name: version(name) for name in ("stable-baselines3", "torch", "numpy", "gymnasium")},
-            "sb3-extra-buffers": __version__,
-        }
-    )
-
-    def __str__(self) -> str:
-        versions = ", ".join(f"{name} {number}" for name, number in self.versions.items())
-        return f"Measured on {self.date} on {self.system} with {self.cores} cores, {versions}."
+def _machine() -> str:
+    packages = [f"{name} {version(name)}" for name in ("stable-baselines3", "torch", "numpy", "gymnasium")]
+    versions = ", ".join([f"Python {platform.python_version()}", *packages, f"sb3-extra-buffers {__version__}"])
+    return f"Measured on {date.today().isoformat()} on {platform.platform()} with {os.cpu_count()} cores, {versions}."
 
 
 @dataclass(frozen=True)
@@ -73,7 +58,8 @@ class Report:
     """What chose the actions."""
     comparison: Comparison
     recommendation: Recommendation
-    machine: Machine = field(default_factory=Machine)
+    machine: str = field(default_factory=_machine)
+    """When and where it was measured."""
 
     @property
     def headings(self) -> tuple[str, ...]:
@@ -118,7 +104,7 @@ class Report:
             f"add: mean for one step of {self._environments}. "
             "sample: median for one batch. Calls are interleaved, so that all buffers see the same machine load.",
             "speed: how many times faster one add + one sample is than with SB3's buffer (below 1.0 = slower).",
-            str(self.machine),
+            self.machine,
         ]
         if extrapolated and comparison.steps < _SETTLED_STEPS:
             lines.insert(1, f"auto may still change its method. Play {_SETTLED_STEPS} --steps or more to see it.")
@@ -174,7 +160,7 @@ class Report:
                 "reason": recommendation.text,
                 "code": recommendation.code,
             },
-            "machine": asdict(self.machine),
+            "machine": self.machine,
         }
         path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
@@ -240,9 +226,11 @@ class Report:
             )
         axes.xaxis.set_major_formatter(lambda size, _: readable(size).replace(".00", ""))
         axes.yaxis.set_major_formatter("{x:,.0f}")
-        for axis in (axes.xaxis, axes.yaxis):  # without this, labels may overlap
+        for axis in (axes.xaxis, axes.yaxis):
+            smallest, largest = axis.get_view_interval()
+            few_labels = largest > 100 * smallest  # more of them would overlap
+            axis.set_major_locator(LogLocator(subs=(1,) if few_labels else (1, 2, 5)))
             axis.set_minor_formatter(NullFormatter())
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=_MOST_TICKS))
         axes.grid(alpha=0.3)
         figure.legend(loc="outside right upper", frameon=False)
         return figure

@@ -33,7 +33,7 @@ def settled_rss() -> int:
 def peak_rss() -> int:
     """The peak of this process's resident memory, in bytes."""
     if _PROCESS_STATUS.exists():
-        # On Linux a new process inherits ru_maxrss from its parent. VmHWM starts anew.
+        # On Linux a new process inherits ru_maxrss from its parent. VmHWM starts at zero.
         for line in _PROCESS_STATUS.read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024

@@ -24,7 +24,7 @@ T = TypeVar("T")
 def run_in_fresh_process(func: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call ``func`` in a new interpreter and return its result; arguments and result must be picklable."""
     code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import _work; _work()"
-    # In a group of its own, the process never sees the Ctrl-C that a terminal sends: this process ends it.
+    # In its own process group, the process does not get the terminal's Ctrl-C. This process kills it instead.
     with subprocess.Popen(
         [sys.executable, "-c", code],
         stdin=subprocess.PIPE,

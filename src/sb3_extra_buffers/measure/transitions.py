@@ -8,37 +8,25 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_extra_buffers.measure.policies import RandomPolicy
 from sb3_extra_buffers.training_utils.collection import Collector
-
-
-class Transition(NamedTuple):
-    """The arguments of ``ReplayBuffer.add``, one row per environment; observations are arrays, or dicts of arrays."""
-
-    obs: Any
-    next_obs: Any
-    action: npt.NDArray[Any]
-    reward: npt.NDArray[Any]
-    done: npt.NDArray[np.bool_]
-    infos: list[dict[str, Any]]
+from sb3_extra_buffers.training_utils.collection import Transition as Transition
 
 
 def collect(env: VecEnv, steps: int, seed: int = 0, policy: Any = None) -> Iterator[Transition]:
-    """Yield ``steps`` transitions as SB3 stores them: ``next_obs`` is the terminal observation of an episode.
+    """Yield ``steps`` transitions as SB3 stores them.
 
     :param policy: Anything with the ``predict`` of an SB3 model; by default, random actions.
     """
     collector = Collector(env, policy or RandomPolicy(env.action_space, env.num_envs, seed), deterministic=False)
     for _ in range(steps):
-        step = collector.step()
-        yield Transition(step.obs, step.next_obs, step.actions, step.rewards, step.dones, step.infos)
+        yield collector.step()
 
 
 @dataclass(frozen=True)

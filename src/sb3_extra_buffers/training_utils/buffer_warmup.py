@@ -54,14 +54,15 @@ def warm_up(
     collector = Collector(warmup_env, warmup_model, deterministic, buffer)
     capacity = max((writer.capacity for writer in collector.writers), default=0)
     if capacity == 0:
-        raise ConfigurationError("There is no buffer to fill. Pass a replay, rollout or record buffer.")
+        raise ConfigurationError("There is no buffer to fill. Pass a replay or record buffer.")
     max_episodes = math.inf if warmup_episodes is None else warmup_episodes
     if warmup_episodes is None and mean_ep_len is not None:
         max_episodes = math.ceil(capacity * n_envs / mean_ep_len)
     returns: list[float] = []
     with tqdm(total=capacity * n_envs, unit="transition", disable=not progress) as bar:
         while len(returns) < max_episodes and not all(writer.is_full for writer in collector.writers):
-            returns.extend(collector.step().episode_returns.values())
+            collector.step()
+            returns.extend(collector.episode_returns.values())
             bar.set_postfix(episodes=len(returns), refresh=False)
             bar.update(n_envs)
     for writer in collector.writers:

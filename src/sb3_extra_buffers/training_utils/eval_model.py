@@ -54,8 +54,8 @@ def eval_model(
     :param eval_env: The environments.
     :param model: An SB3 model, or anything with its ``predict``.
     :param close_env: Whether to close the environments at the end.
-    :param buffer: Also store the transitions, as SB3 would, in a replay, rollout or record buffer, or in several. A
-        buffer for fewer environments stores the first ones. A rollout buffer stores steps until it is full.
+    :param buffer: Also store the transitions, as SB3 would, in a replay or record buffer, or in several. A buffer for
+        fewer environments stores the first ones.
     :param deterministic: Whether the model takes its best action instead of sampling one.
     :param progress: Whether to show a progress bar.
     """
@@ -68,7 +68,8 @@ def eval_model(
         collector = Collector(eval_env, model, deterministic, buffer)
         with tqdm(total=n_eps, unit="episode", disable=not progress) as bar:
             while len(returns) < n_eps:
-                for env, episode_return in collector.step().episode_returns.items():
+                collector.step()
+                for env, episode_return in collector.episode_returns.items():
                     if remaining[env]:
                         remaining[env] -= 1
                         returns.append(episode_return)
