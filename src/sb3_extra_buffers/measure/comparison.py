@@ -133,6 +133,8 @@ def compare(
     everyone = [SB3, *methods]
     with tqdm(everyone, "memory", unit="process") as bar:
         memories = [run_in_fresh_process(measure_memory, method, task, data, buffer_size) for method in bar]
+    for method in everyone:
+        _warm_up(method, task, data)
     buffers = {method: task.make(method, held) for method in everyone}
     times = time_buffers(task, buffers, data.read(), data.steps, [batch_size], repeats)
     results = [
@@ -151,15 +153,17 @@ def measure_memory(method: str, task: Task, data: TransitionFile, buffer_size: i
     """Measure how a process grows with a buffer for ``buffer_size`` transitions. Call it in a fresh process."""
     if method == SB3:  # its arrays may not fit in memory, and grow alike whatever their size
         buffer_size = min(buffer_size, data.transition_count)
-    # A small buffer first, so that imports, compiled kernels and the allocator's pools do not count.
-    buffer = task.make(method, _WARM_UP_STEPS * data.n_envs)
-    for transition in data.read(_WARM_UP_STEPS):
-        task.add(buffer, transition)
-    del buffer
-
+    _warm_up(method, task, data)
     before = settled_rss()
     buffer = task.make(method, buffer_size)
     return Memory(method, fill(task, buffer, data.read(), data.steps, lambda: settled_rss() - before))
+
+
+def _warm_up(method: str, task: Task, data: TransitionFile) -> None:
+    """Use a small buffer, so that imports, compiled kernels and the allocator's pools do not count."""
+    buffer = task.make(method, _WARM_UP_STEPS * task.n_envs)
+    for transition in data.read(_WARM_UP_STEPS):
+        task.add(buffer, transition)
 
 
 def fill(

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from stable_baselines3 import DQN
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import BasePolicy
 from tqdm import tqdm
 
@@ -32,19 +31,6 @@ class TrainingRun:
     memory_usage: str
     """The buffer's own account, if it gives one."""
     policy_hash: str
-
-
-class _ProgressBar(BaseCallback):
-    def __init__(self, title: str, steps: int) -> None:
-        super().__init__()
-        self.bar = tqdm(total=steps, desc=f"{title:>22}", unit="step")
-
-    def _on_step(self) -> bool:
-        self.bar.update(self.training_env.num_envs)
-        return True
-
-    def _on_training_end(self) -> None:
-        self.bar.close()
 
 
 def train(method: str, env_id: str, steps: int, buffer_size: int, seed: int) -> TrainingRun:
@@ -72,7 +58,8 @@ def train(method: str, env_id: str, steps: int, buffer_size: int, seed: int) -> 
         seed=seed,
     )
     start = time.perf_counter()
-    model.learn(steps, callback=_ProgressBar(buffer_class.__name__, steps))
+    with tqdm(total=steps, desc=f"{buffer_class.__name__:>22}", unit="step") as bar:
+        model.learn(steps, callback=lambda *_: bar.update(N_ENVS) is not False)
     seconds = time.perf_counter() - start
     env.close()
 
