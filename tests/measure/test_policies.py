@@ -33,5 +33,12 @@ def test_a_model_for_another_environment_cannot_play(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "model.zip").write_text("no")
-    with pytest.raises(ConfigurationError, match="is not a model saved by SB3"):
+    with pytest.raises(ConfigurationError, match=r"cannot be loaded \(.*\). Pass a model that SB3 saved"):
         load_policy(tmp_path / "model.zip", make_env("Acrobot-v1", 1, seed=0))
+
+
+def test_a_recurrent_policy_of_contrib_plays(tmp_path: Path) -> None:
+    contrib = pytest.importorskip("sb3_contrib")
+    contrib.RecurrentPPO("MlpLstmPolicy", "CartPole-v1", n_steps=8, device="cpu").save(tmp_path / "model")
+    env = make_env("CartPole-v1", 2, seed=0)
+    assert len(list(collect(env, 3, policy=load_policy(tmp_path / "model.zip", env)))) == 3

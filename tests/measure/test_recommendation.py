@@ -2,14 +2,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 from gymnasium import spaces
 
+from sb3_extra_buffers.cli import app
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.measure.buffers import SB3, Task, buffer_arguments, default_methods
 from sb3_extra_buffers.measure.comparison import Comparison, Memory, Point, Result
-from sb3_extra_buffers.measure.recommendation import choose_algorithm, recommend
+from sb3_extra_buffers.measure.recommendation import buffer_kind, choose_algorithm, recommend
 from tests.environments import SpaceEnv
 
 IMAGES = spaces.Box(0, 255, (4, 84, 84), np.uint8)
@@ -132,6 +134,13 @@ def test_an_algorithm_that_does_not_fit_the_actions() -> None:
     with pytest.raises(ConfigurationError, match=r"DQN does not know actions of type Box\. Use --algo sac or td3"):
         choose_algorithm(FORCES, "dqn")
     assert choose_algorithm(FORCES, "a2c") == "a2c"
+
+
+@pytest.mark.parametrize("command", ["bench", "estimate", "verify"])
+def test_commands_offer_every_algorithm(command: str) -> None:
+    (choice,) = [option.type for option in app.commands[command].params if option.name == "algo"]
+    assert isinstance(choice, click.Choice)
+    assert {buffer_kind(name) for name in choice.choices} == {"Replay", "Rollout"}
 
 
 def test_memory_is_extrapolated_with_the_last_codec_only() -> None:

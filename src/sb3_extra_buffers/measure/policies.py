@@ -43,9 +43,10 @@ def load_policy(path: Path, env: VecEnv) -> BasePolicy:
         )
         policy.load_state_dict(parameters["policy"])  # type: ignore[arg-type]  # a dict of tensors
     except Exception as error:  # what a file that is no model raises depends on what it is
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigurationError(
-            f"{str(path)!r} is not a model saved by SB3: {reason}. Pass the .zip of one."
+            f"The policy in {str(path)!r} cannot be loaded ({reason}). Pass a model that SB3 saved, a .zip. "
+            'Models of sb3-contrib need: pip install "sb3-extra-buffers[contrib]"'
         ) from error
     for name, theirs in spaces_of_model.items():
         ours = getattr(env, name)
