@@ -96,13 +96,14 @@ def test_the_chart_has_every_method(tmp_path: Path) -> None:
 
 
 def test_labels_of_the_chart_do_not_overlap() -> None:
-    for factor in (1, 1e-4):  # over many powers of ten, and over a fraction of one
+    for factor in (1, 0.3, 1e-4):  # over many powers of ten, over one, and over a fraction of one
         report = make_report()
         results = [
             replace(result, buffer_bytes=1e6 * (result.buffer_bytes / 1e6) ** factor)
             for result in report.comparison.results
         ]
-        figure = replace(report, comparison=replace(report.comparison, results=results))._chart()
+        comparison = replace(report.comparison, results=results)
+        figure = replace(report, comparison=comparison, recommendation=recommend(comparison))._chart()
         figure.draw_without_rendering()
         (axes,) = figure.axes
         for axis, side in ((axes.xaxis, 0), (axes.yaxis, 1)):
