@@ -209,10 +209,12 @@ def measure_memory(
 
 
 def sb3_bytes(stream: Stream) -> float:
-    from sb3_extra_buffers.measure import buffers
+    """Bytes of the arrays in SB3's buffer."""
+    from sb3_extra_buffers.measure.buffers import Task
 
     recording = stream.recording
-    return buffers.sb3_bytes(stream.transitions, recording.observation_space, recording.action_space)
+    task = Task("Replay", recording.observation_space, recording.action_space, recording.n_envs)
+    return task.sb3_bytes(stream.transitions)
 
 
 def make_row(

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer, RolloutBuffer
 
 from benchmarks.subjects.sb3 import Sb3Like
-from sb3_extra_buffers.compressed import CompressedReplayBuffer, CompressedRolloutBuffer
+from sb3_extra_buffers.compressed import CompressedDictReplayBuffer, CompressedReplayBuffer, CompressedRolloutBuffer
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
-from sb3_extra_buffers.measure.buffers import buffer_arguments, buffer_class
+from sb3_extra_buffers.measure.buffers import buffer_arguments
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 
 
@@ -20,10 +21,9 @@ class Ours(Sb3Like):
     distribution = "sb3-extra-buffers"
 
     def replay_buffer(self) -> ReplayBuffer:
-        made: ReplayBuffer = buffer_class("Replay", self.task.observation_space, compressed=True)(
-            **self.spaces_and_size, **self.compression
-        )
-        return made
+        is_dict = isinstance(self.task.observation_space, spaces.Dict)
+        kind = CompressedDictReplayBuffer if is_dict else CompressedReplayBuffer
+        return kind(**self.spaces_and_size, **self.compression)
 
     def rollout_buffer(self, steps: int) -> RolloutBuffer:
         return CompressedRolloutBuffer(**self.spaces_and_size | {"buffer_size": steps}, **self.compression)

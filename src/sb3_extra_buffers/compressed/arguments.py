@@ -18,7 +18,7 @@ import numpy.typing as npt
 from typing_extensions import TypedDict
 
 from sb3_extra_buffers.errors import ArgumentError
-from sb3_extra_buffers.storage.config import FrameStack
+from sb3_extra_buffers.storage.config import FrameStack, Preference
 
 
 class CommonOptions(TypedDict, total=False):
@@ -39,6 +39,7 @@ class StorageOptions(CommonOptions, total=False):
     """Options of buffers in host memory."""
 
     dtypes: Mapping[str, Any] | npt.DTypeLike | None
+    prefer: Preference
 
 
 class ReplayOptions(StorageOptions, total=False):

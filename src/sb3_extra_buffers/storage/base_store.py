@@ -67,6 +67,8 @@ class BaseStore(ABC):
         self.divisor = divisor
         self.lock = lock or BufferLock()
         self.digests = ObservationDigests(n_columns, n_slots, n_envs, make_zeros) if verify else None
+        self.choice = ""
+        """What ``auto`` measured, and why it has chosen the method, for people."""
         self.slots_used = 0
         """Slots from this one on have never been written, so nothing has to search them."""
         self._make_zeros = make_zeros

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +65,7 @@ class StorageConfig:
         compression_kwargs: Mapping[str, Any] | None,
         decompression_kwargs: Mapping[str, Any] | None,
         frame_stack: FrameStack,
+        prefer: Preference = "balanced",
     ) -> StorageConfig:
         """Check the arguments of a buffer. The caller's objects are neither kept nor changed."""
         if dtypes is not None and not isinstance(dtypes, Mapping):
@@ -73,6 +74,8 @@ class StorageConfig:
         unknown = set(dtypes) - {"elem_type", "runs_type"}
         if unknown:
             raise ConfigurationError(f"dtypes takes 'elem_type' and 'runs_type', not {sorted(map(str, unknown))}.")
+        if prefer not in get_args(Preference):
+            raise ConfigurationError(f"prefer must be 'speed', 'balanced' or 'memory', not {prefer!r}.")
         method = parse_method(compression_method)
         options = {**(compression_kwargs or {}), **(decompression_kwargs or {})}
         if method.name == "auto" and options:
@@ -86,6 +89,7 @@ class StorageConfig:
             None if method.name == "auto" else CodecRecipe(method, options),
             None if dtypes.get("elem_type") is None else _number_type("elem_type", dtypes["elem_type"]),
             _stack(frame_stack),
+            prefer,
         )
 
     def stored_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:

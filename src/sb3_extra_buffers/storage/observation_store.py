@@ -84,8 +84,6 @@ class ObservationStore(ObservationIndex):
         self._trials: Trials | None = None
         self._n_trials = 0 if self.config.recipe is None else len(_TRIALS)
         """How many of the planned trials were begun, or are not needed."""
-        self.choice = ""
-        """Why ``auto`` has chosen the codec."""
         self._saved_steps: list[npt.NDArray[Any]] = []
         """Steps that a decision needs and that have been overwritten or cleared."""
         self._usual_frame_bytes: float | None = None

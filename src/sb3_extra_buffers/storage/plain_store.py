@@ -69,6 +69,8 @@ class PlainStore(BaseStore):
         blocks = [self._first_own + turn * n_envs for turn in (0, 1)] if shares else []
         self._blocks = [self._rows[first : first + n_envs].reshape(self._step_shape) for first in blocks]
         self._block_rows = [first + self._envs for first in blocks]
+        if self.config.recipe is None:
+            self.choice = f"plain rows are the fastest for {size} numbers, and half of SB3's memory"
         self._forget()
 
     def _forget(self) -> None:

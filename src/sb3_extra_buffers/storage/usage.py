@@ -22,6 +22,8 @@ class MemoryUsage:
     """Actions, rewards and so on, stored as SB3 stores them."""
     raw_equivalent: int
     """The same data in SB3's buffer."""
+    choice: str = ""
+    """What ``auto`` measured, and why it has chosen the method."""
 
     @property
     def total(self) -> int:
@@ -50,7 +52,7 @@ class MemoryUsage:
         lines += [f"  {name:<15}{readable(size):>12}" for name, size in rows]
         rate = f"{self.ratio:.1f} times smaller, {self.bytes_per_transition:.0f} bytes per transition"
         lines += [f"  {'saved':<15}{saved:>11.2f}%   {rate}"]
-        return "\n".join(lines)
+        return "\n".join([*lines, f"  auto: {self.choice}"] if self.choice else lines)
 
 
 def readable(size: float) -> str:
