@@ -19,8 +19,10 @@ def part_of(observations: Any, key: str) -> Any:
 
 def row_of(array: npt.NDArray[Any], values: Any) -> npt.NDArray[Any]:
     """``values`` as a row of ``array``, in all the forms that SB3 takes, or the error that SB3 would raise."""
-    if type(values) is np.ndarray and values.shape == array.shape[1:] and values.dtype in (array.dtype, np.bool_):
-        return values  # assigning it cannot fail
+    if type(values) is np.ndarray and values.shape == array.shape[1:]:
+        dtype = values.dtype
+        if dtype is array.dtype or dtype.kind == "b":
+            return values  # assigning it cannot fail
     row = np.asarray(values, dtype=array.dtype)
     if row.shape != array.shape[1:]:
         given, row = row, np.empty(array.shape[1:], dtype=array.dtype)

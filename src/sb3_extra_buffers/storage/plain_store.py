@@ -128,11 +128,11 @@ class PlainStore(BaseStore):
         """Store a step of all environments. If this is interrupted, it can be called again."""
         previous = (slot or self.n_slots) - 1
         if self._newest == previous != slot:
-            if observations.tobytes() != self._newest_bytes:
-                self._keep_unequal(previous, observations)
-            else:
-                first = slot * self.n_envs + 1
-                self._next_rows[previous] = np.arange(first, first + self.n_envs)
+            first = slot * self.n_envs + 1
+            self._next_rows[previous] = np.arange(first, first + self.n_envs)
+            contents = observations.tobytes()
+            if contents != self._newest_bytes:
+                self._keep_unequal(previous, contents)
         else:  # the first step, or not in turn
             self._keep_newest(slot)
             self._unshare(slot, self._envs)
@@ -147,13 +147,20 @@ class PlainStore(BaseStore):
         self._newest, self._turn, self._newest_bytes = slot, turn, contents
         self._free_rows += freed
 
-    def _keep_unequal(self, previous: int, observations: npt.NDArray[Any]) -> None:
-        """Share the observations that equal the next ones of the step before. Give the others rows of their own."""
-        before, after = (_bytes_of(part) for part in (self._blocks[self._turn], observations))
-        equal = (before == after).all(axis=1)
-        numbers = self._envs + ((previous + 1) % self.n_slots * self.n_envs + 1)
-        self._give_rows(previous, self._envs[~equal])
-        self._next_rows[previous, equal] = numbers[equal]
+    def _keep_unequal(self, previous: int, observations: bytes) -> None:
+        """Give a row of its own to each next observation of the step before that is not the observation of this one.
+
+        Bytes are compared: NaN must equal itself, and 0.0 is not -0.0.
+        """
+        block = self._blocks[self._turn]
+        before = block.tobytes() if self._newest_bytes is None else self._newest_bytes
+        size = max(len(before) // self.n_envs, 1)
+        for lane, at in enumerate(range(0, len(before), size)):
+            if observations[at : at + size] != before[at : at + size]:
+                (row,) = self._new_rows(1)
+                self._rows[row] = block[lane].reshape(-1)
+                self._has_own_rows[previous] = True
+                self._next_rows[previous, lane] = row
 
     def _keep_newest(self, slot: int) -> None:
         """Give rows of their own to the next observations of the newest step, unless ``slot`` is that step."""
@@ -190,12 +197,12 @@ class PlainStore(BaseStore):
         self._has_own_rows[slot] = True
         self._next_rows[slot, lanes] = rows
 
-    def _new_rows(self, n: int) -> Indices:
+    def _new_rows(self, n: int) -> list[int]:
         """Rows that nothing refers to. :meth:`prepare` made sure that there are enough."""
-        reused = [self._free_rows.pop() for _ in range(min(n, len(self._free_rows)))]
+        rows = [self._free_rows.pop() for _ in range(min(n, len(self._free_rows)))]
         first = self._first_free + self._n_own
-        self._n_own += n - len(reused)
-        return np.array([*reused, *range(first, self._first_free + self._n_own)], dtype=np.int64)
+        self._n_own += n - len(rows)
+        return [*rows, *range(first, self._first_free + self._n_own)]
 
     def _own_rows(self, slot: int) -> list[int]:
         rows = self._next_rows[slot]
@@ -306,9 +313,3 @@ class PlainStore(BaseStore):
             self.place([(column, slot) for column in columns], (steps, None))
         if self.digests is not None and earlier.digests is not None:
             self.digests = earlier.digests
-
-
-def _bytes_of(observations: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """The bytes of each observation: NaN must equal itself, and 0.0 is not -0.0."""
-    shape = len(observations), math.prod(observations.shape[1:])
-    return np.ascontiguousarray(observations).reshape(shape).view(np.uint8)
