@@ -80,6 +80,36 @@ def _extract(observation: Bytes, frame: Bytes, pixels: int, period: int, offset:
 
 
 @njit(nogil=True, cache=True)
+def _append_usual_pair(observation: Bytes, following: Bytes, before: Bytes, frame: Bytes) -> int:
+    """One pass for what nearly always happens with four gray frames: nothing is new in an observation, and one frame is
+    new in the one that follows.
+
+    Returns how many frames are new, at most one; or -1, having changed nothing but ``frame``, if it is something else.
+    """
+    words, next_words, old_words = observation.view(np.uint32), following.view(np.uint32), before.view(np.uint32)
+    moved, start = np.uint32(0), 0
+    while start < words.shape[0]:
+        some, some_next = words[start : start + _BLOCK_WORDS], next_words[start : start + _BLOCK_WORDS]
+        some_old, pixels = old_words[start : start + _BLOCK_WORDS], frame[start : start + _BLOCK_WORDS]
+        difference = np.uint32(0)
+        for i in range(some.shape[0]):
+            difference |= (some[i] ^ some_old[i]) | (
+                (some_next[i] & np.uint32(0xFFFFFF)) ^ (some_old[i] >> np.uint32(8))
+            )
+            moved |= some_next[i] ^ some_old[i]
+        if difference != 0:
+            for i in range(start):
+                old_words[i] = words[i]
+            return -1
+        for i in range(some.shape[0]):
+            some_old[i] = some_next[i]
+        for i in range(some.shape[0]):
+            pixels[i] = np.uint8((some_next[i] >> np.uint32(24)) & np.uint32(255))
+        start += _BLOCK_WORDS
+    return 1 if moved else 0
+
+
+@njit(nogil=True, cache=True)
 def append_new_frames(
     lanes: Indices,
     memories: tuple[Bytes, ...],
@@ -98,10 +128,27 @@ def append_new_frames(
     """See :func:`sb3_extra_buffers.storage.matching.append_new_frames`."""
     ring_size, period = ring.shape[1], stack * chunk
     most_waiting = 0
+    is_usual = np.zeros(lanes.shape[0], dtype=np.bool_)
+    if len(memories) == 2 and period == 4 and chunk == 1 and pixels > 1:
+        for row in range(lanes.shape[0]):
+            lane = lanes[row]
+            if known[lane]:
+                head = heads[lane]
+                new = _append_usual_pair(
+                    memories[0][row], memories[-1][row], newest[lane], ring[lane, head % ring_size]
+                )
+                if new >= 0:
+                    is_usual[row] = True
+                    ends[0, row] = head
+                    ends[-1, row] = head + new
+                    heads[lane] = head + new
+                    most_waiting = max(most_waiting, head + new - encoded[lane])
     for which in range(len(memories)):
         memory = memories[which]
         size = memory.shape[1]
         for row in range(lanes.shape[0]):
+            if is_usual[row]:
+                continue
             lane = lanes[row]
             observation, before = memory[row], newest[lane]
             new = 0 if known[lane] else stack
