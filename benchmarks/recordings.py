@@ -114,12 +114,22 @@ def load_recording(name: str, steps: int, n_envs: int = 4) -> Recording:
         return _noise(steps, n_envs)
     if name not in ENVIRONMENTS:
         raise ValueError(f"unknown recording {name!r}; the known ones are {', '.join(ENVIRONMENTS)} and {NOISE}")
-    for path in sorted(CACHE.glob(f"{name}-{n_envs}x*.npz")):
-        if int(path.stem.split("x")[-1]) >= steps:
+    for recorded, path in _cached(name, n_envs):
+        if recorded >= steps:
             return _read(path, name, steps, n_envs)
     from benchmarks import recorder  # which processes that only play a recording do without
 
     return _read(recorder.record(name, steps, n_envs), name, steps, n_envs)
+
+
+def longest_recording(name: str, n_envs: int = 4) -> int:
+    """The steps of the longest recording in the cache."""
+    return max((steps for steps, _ in _cached(name, n_envs)), default=0)
+
+
+def _cached(name: str, n_envs: int) -> list[tuple[int, Path]]:
+    """The recordings in the cache with their steps, from short to long."""
+    return sorted((int(path.stem.split("x")[-1]), path) for path in CACHE.glob(f"{name}-{n_envs}x*.npz"))
 
 
 def transitions(recording: Recording, start: int = 0, chunk: Frames | None = None) -> Iterator[Transition]:

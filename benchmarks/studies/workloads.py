@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 from benchmarks.environments import ENVIRONMENTS, WORKLOADS
 from benchmarks.peers import MissingPeerError
-from benchmarks.recordings import load_recording
+from benchmarks.recordings import load_recording, longest_recording
 from benchmarks.results import Figure
 from benchmarks.streams import Stream
 from benchmarks.targets import PAUSE, Targets, is_within, targets_of
@@ -175,7 +175,7 @@ def measure(
     needed = memory_transitions or (VECTOR_TRANSITIONS if group_of(name) == "vectors" else counted)
     if needed != counted and not failures:
         counted = needed // N_ENVS * N_ENVS
-        memory, usage = measure_memory(name, subjects, counted, effort.recorded_steps)
+        memory, usage = measure_memory(name, subjects, counted)
     if SB3 in failures:
         return [], {f"{name}, {subject}": reason for subject, reason in failures.items()}
     rows = [
@@ -195,11 +195,10 @@ def measure(
     return rows, {f"{name}, {subject}": reason for subject, reason in failures.items()}
 
 
-def measure_memory(
-    name: str, subjects: Sequence[str], transitions: int, recorded_steps: int
-) -> tuple[dict[str, float], dict[str, Any]]:
+def measure_memory(name: str, subjects: Sequence[str], transitions: int) -> tuple[dict[str, float], dict[str, Any]]:
     """How much fresh processes grow by. For SB3, where that would not fit, it is the size of its arrays."""
-    stream = Stream(name, transitions // N_ENVS, N_ENVS, recorded_steps, N_ENVS)
+    steps = transitions // N_ENVS
+    stream = Stream(name, steps, N_ENVS, min(steps, longest_recording(name, N_ENVS)), N_ENVS)
     arrays = sb3_bytes(stream)
     measured = [subject for subject in subjects if subject != SB3 or arrays < psutil.virtual_memory().available / 2]
     with Workers(measured, name) as workers:

@@ -13,7 +13,7 @@ from benchmarks import recorder, recordings
 from benchmarks.environments import ENVIRONMENTS, WORKLOADS, Environment
 from benchmarks.playback import play_back
 from benchmarks.recorder import StickyPolicy
-from benchmarks.recordings import load_recording, transitions
+from benchmarks.recordings import load_recording, longest_recording, transitions
 
 
 class GoalEnv(gym.Env[dict[str, np.ndarray], np.ndarray]):
@@ -86,6 +86,8 @@ def test_a_recording_in_the_cache_is_not_played_again(
     shorter = load_recording("goals", 20, 2)
     assert shorter.path == goals.path
     assert len(list(transitions(shorter))) == 20
+    assert longest_recording("goals", 2) == 30
+    assert longest_recording("goals", 3) == 0
 
 
 def test_an_unknown_name_is_refused() -> None:
