@@ -24,10 +24,10 @@ class Targets:
     """For one workload by name."""
 
     def limit_of(self, name: str) -> float | None:
-        """The bytes that the workload ``name`` may take in any case."""
+        """The bytes that the workload ``name`` may take."""
         if self.special_bytes is not None and self.special_bytes[0] == name:
             return self.special_bytes[1]
-        return self.most_bytes
+        return self.most_bytes or self.usual_bytes
 
 
 TARGETS = {

@@ -72,6 +72,8 @@ class Row:
     method: str
     chosen: str
     """The method in use: for ``auto``, what it chose."""
+    why: str
+    """What ``auto`` measured before it chose."""
     times: dict[str, dict[str, Figure]]
     """Of ``add``, ``sample(32)`` and ``sample(256)``, each for ``sb3`` and ``ours``."""
     ratios: dict[str, Figure]
@@ -242,6 +244,7 @@ def make_row(
         name=name,
         method=subject.partition(":")[2],
         chosen=usage["method"],
+        why=usage["why"],
         times={what: {SB3: Figure.of(reference[what]), "ours": Figure.of(ours[what])} for what in ours},
         ratios={
             what: Figure.of([one / other for one, other in zip(reference[what], ours[what], strict=True)])

@@ -72,5 +72,5 @@ class Subject(ABC):
         return None
 
     def usage(self) -> dict[str, Any] | None:
-        """The method in use and the bytes per transition, by the library's own account, if it gives one."""
+        """The method in use, why it is, and the bytes per transition, by the library's own account, if it gives one."""
         return None

@@ -51,4 +51,4 @@ class Ours(Sb3Like):
     def usage(self) -> dict[str, Any]:
         assert isinstance(self.buffer, BaseCompressedBuffer)
         usage = self.buffer.memory_usage()
-        return {"method": usage.method, "bytes": usage.bytes_per_transition}
+        return {"method": usage.method, "bytes": usage.bytes_per_transition, "why": usage.choice}

@@ -21,6 +21,7 @@ def make_row(name: str = "enduro", method: str = "auto", ratio: float = 2.0, **c
         "name": name,
         "method": method,
         "chosen": "delta (auto)",
+        "why": "it is the smallest of those that are as fast as SB3",
         "times": {call: {"sb3": Figure(100, 90, 110, 50), "ours": Figure(50, 45, 55, 50)} for call in calls},
         "ratios": dict.fromkeys(calls, figure),
         "add_p99": 80.0,
@@ -72,6 +73,7 @@ def test_a_limit_below_one_is_a_share_of_sb3() -> None:
 
 def test_preferring_memory_has_targets_of_its_own() -> None:
     assert targets_of("atari", "auto prefer=memory").add == 0.3
+    assert targets_of("atari", "auto prefer=memory").limit_of("pong") == 400
     assert targets_of("vectors", "auto prefer=memory") == TARGETS["vectors"]
 
 
