@@ -150,7 +150,7 @@ class TestClassesOfUsers:
         assert {"note", "prefetch", *COMMON} <= inspect.signature(WritesItsOwn).parameters.keys()
         assert "note" in inspect.signature(HasOneFirst).parameters
 
-    def test_are_named_when_they_pass_on_what_nobody_knows(self) -> None:
+    def test_are_named_when_they_pass_on_an_unknown_option(self) -> None:
         with pytest.raises(ArgumentError, match=r"^WritesItsOwn\(\) got .* 'prefech'\. Did you mean 'prefetch'\?"):
             WritesItsOwn(10, VECTOR, prefech=True)
 

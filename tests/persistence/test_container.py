@@ -114,7 +114,7 @@ def test_saving_what_is_there_already_writes_nothing(path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["state", ".state.unfinished"])
 def test_a_link_in_the_way_of_a_new_file_is_replaced(target: str, tmp_path: Path) -> None:
-    """Saving to a link saves to what it leads to, but the name of an unfinished file is nobody's choice."""
+    """Saving to a link saves to what it leads to, but the user does not choose the name of an unfinished file."""
     precious = tmp_path / "precious"
     precious.write_bytes(b"precious")
     (tmp_path / target).symlink_to(precious)

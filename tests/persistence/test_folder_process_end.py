@@ -73,7 +73,7 @@ def test_nothing_is_lost_however_a_process_ends(tmp_path: Path) -> None:
         assert names(tmp_path / str(number)) == ["lock", "observations", "state"]
 
 
-def test_a_buffer_that_nobody_has_any_more_is_flushed(tmp_path: Path) -> None:
+def test_a_garbage_collected_buffer_is_flushed(tmp_path: Path) -> None:
     buffer = filled(tmp_path)
     batch = draw(buffer, 0)
     del buffer
@@ -105,8 +105,8 @@ def test_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
         child.start()
         child.join()
     assert len(list(tmp_path.glob("*.arena"))) == 1
-    (tmp_path / "somebody's.arena").touch()
+    (tmp_path / "foreign.arena").touch()
     buffer = on_disk(tmp_path)
     assert buffer.size() == 0
-    assert names(tmp_path) == ["lock", "observations", "somebody's"]
+    assert names(tmp_path) == ["lock", "observations", "foreign"]
     buffer.close()

@@ -135,7 +135,7 @@ def test_every_method_goes_on_as_in_memory(
 
 
 def test_a_copy_of_a_buffer_on_disk_uses_dead_bytes_again(tmp_path: Path) -> None:
-    """Nobody holds on to them: there is no folder whose state refers to them."""
+    """They are not kept for a flush, because no folder refers to them."""
     disk = CompressedReplayBuffer(
         100, NOISE, spaces.Discrete(2), "cpu", compression_method="none", storage="mmap", path=tmp_path / "folder"
     )
