@@ -169,6 +169,13 @@ STORAGE_FAULTS = [
         "        rest |= (left[i] ^ right[i]) & mask_bytes[i % mask_bytes.shape[0]] & np.uint8(0)",
     ),
     Fault(
+        "the usual step of four gray frames is told by its newest frame",
+        MATCHING,
+        "(some_next[i] & np.uint32(0xFFFFFF)) ^ (some_old[i] >> np.uint32(8))",
+        "(some_next[i] & np.uint32(0xFF0000)) ^ ((some_old[i] >> np.uint32(8)) & np.uint32(0xFF0000))",
+        REPLAY,
+    ),
+    Fault(
         "a frame is copied without its last byte",
         MATCHING,
         "        for i in range(chunk):\n            frame[i] = source[i]",

@@ -97,3 +97,46 @@ def test_only_new_frames_take_room() -> None:
         newest.append(np.array([0]), (np.repeat(np.uint8(frames), 2)[None],), form, ring, heads, encoded)
         taken.append(int(heads[0]) - before)
     assert taken == [4, 1, 0, 2, 4, 0, 1]
+
+
+@needs_numba
+@given(st.integers(0, 10_000), st.sampled_from([2, 511, 512, 513, 1300]))
+def test_pairs_of_four_gray_frames_are_told_apart_as_by_plain_code(seed: int, pixels: int) -> None:
+    """The kernel has a pass of its own for them, which must notice when a step is not the usual one."""
+    rng = np.random.default_rng(seed)
+    form, n_lanes, stack = MemoryForm(pixels, 1, 1), 2, 4
+    now = rng.integers(0, 3, (n_lanes, pixels, stack), dtype=np.uint8)
+    states = [
+        {
+            "newest": np.zeros((n_lanes, 4 * pixels), np.uint8),
+            "known": np.zeros(n_lanes, np.bool_),
+            "ring": np.zeros((n_lanes, 200, pixels), np.uint8),
+            "heads": np.zeros(n_lanes, np.int64),
+            "encoded": np.zeros(n_lanes, np.int64),
+            "ends": np.zeros((2, n_lanes), np.int64),
+        }
+        for _ in range(2)
+    ]
+    compiled = load_kernels("sb3_extra_buffers.storage.matching_kernels").append_new_frames
+    for _ in range(15):
+        before = now.copy()
+        for lane in range(n_lanes):
+            for _ in range(rng.choice([0, 1, 1, 1, 1, 2, 4])):
+                frame = now[lane, :, -1:].copy()
+                frame[rng.integers(pixels)] += 1
+                now[lane] = np.concatenate([now[lane, :, 1:], frame], axis=1)
+        after = now.copy()
+        if rng.random() < 0.3:  # something else than the usual step, often in one pixel only
+            changed = before if rng.random() < 0.5 else after
+            changed[rng.integers(n_lanes), rng.integers(pixels), rng.integers(4)] += 1
+        pair = tuple(part.reshape(n_lanes, -1) for part in (before, after))
+        waiting = [
+            function(np.arange(n_lanes), pair, *form, stack, _masks(form, stack), *state.values())
+            for function, state in zip((append_new_frames, compiled), states, strict=True)
+        ]
+        assert waiting[0] == waiting[1]
+        plain, fast = states
+        for name in ("newest", "known", "heads", "ends"):
+            assert np.array_equal(plain[name], fast[name]), name
+        for lane, head in enumerate(plain["heads"].tolist()):
+            assert np.array_equal(plain["ring"][lane, :head], fast["ring"][lane, :head])
