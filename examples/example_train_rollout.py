@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Sequence
 
 from stable_baselines3 import PPO
@@ -15,12 +16,14 @@ GAME, NAME = "PongNoFrameskip-v4", "ppo_pong"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    options = common.training_arguments(__doc__, steps=10_000_000).parse_args(argv)
+    train(GAME, NAME, common.training_arguments(__doc__, steps=10_000_000).parse_args(argv))
 
+
+def train(game: str, name: str, options: Namespace) -> None:
     # This also compiles the methods that need it, before environments get processes of their own.
     dtypes = find_buffer_dtypes((options.framestack, 84, 84), compression_method=options.compression)
-    env = make_env(GAME, options.n_envs, framestack=options.framestack, seed=options.seed)
-    eval_env = make_env(GAME, 1, framestack=options.framestack, seed=options.seed + 1_000)
+    env = make_env(game, options.n_envs, framestack=options.framestack, seed=options.seed)
+    eval_env = make_env(game, 1, framestack=options.framestack, seed=options.seed + 1_000)
     model = PPO(
         "CnnPolicy",
         env,
@@ -35,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         seed=options.seed,
         device=options.device,
     )
-    common.train(model, NAME, options, eval_env)
+    common.train(model, name, options, eval_env)
     env.close()
     eval_env.close()
 

@@ -14,6 +14,9 @@ for package in ("ale_py", "cv2", "imageio_ffmpeg", "vizdoom", "psutil"):
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ATARI = ("rollout", "rollout_mspacman", "replay")
+AGENTS = {
+    f"example_{verb}_{name}" for verb in ("train", "eval", "watch") for name in (*ATARI, "gpu_rollout", "gpu_replay")
+}
 COMMON = ["--n-envs", "1", "--device", "cpu"]
 
 
@@ -99,6 +102,8 @@ def test_every_example_has_help_and_is_tested(path: Path, run: Callable[..., str
     shown = capsys.readouterr().out
     assert "--steps" in shown
     assert "--seed" in shown
-    names = (*ATARI, "gpu_rollout", "gpu_replay")
-    tested = {f"example_{verb}_{name}" for verb in ("train", "eval", "watch") for name in names}
-    assert path.stem in {*tested, "example_eval_memory_saving", "example_eval_memory_loading", "example_vizdoom"}
+    assert path.stem in {*AGENTS, "example_eval_memory_saving", "example_eval_memory_loading", "example_vizdoom"}
+
+
+def test_every_agent_can_be_trained_evaluated_and_watched() -> None:
+    assert {path.stem for path in EXAMPLES.glob("example_*.py")} >= AGENTS
