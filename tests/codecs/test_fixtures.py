@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 
 from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Codec, FrameSpec
+from sb3_extra_buffers.codecs.delta_words import DeltaWordsCodec
 from sb3_extra_buffers.codecs.registry import METHODS, available_methods, create_codec, parse_method
 
 FIXTURES = Path(__file__).parent / "fixtures"
 UPDATE = os.environ.get("UPDATE_CODEC_FIXTURES") == "1"
 
-DEFINED_HERE = ("none", "rle", "rle-jit", "delta")
+DEFINED_HERE = ("none", "rle", "rle-jit")
 METHOD_LEVELS = (
     "none",
     "rle",
@@ -33,6 +34,8 @@ METHOD_LEVELS = (
     *("lz4-block/-10", "lz4-block/0", "lz4-block/9", "lz4-block/16"),
     "delta",
 )
+# A record format that is no method any more: ``delta`` of 1.0.0.dev0, and of buffers on a GPU.
+EARLIER_FORMATS = {"delta-words": DeltaWordsCodec}
 # Records of a codec that learns from the data mean nothing without what it has learnt.
 WITHOUT_FIXTURES = ("zstd-dict",)
 
@@ -55,6 +58,8 @@ def record_of(frame: np.ndarray, codec: Codec) -> Bytes:
 
 
 def codec_for(method: str, frame: np.ndarray) -> Codec:
+    if method in EARLIER_FORMATS:
+        return EARLIER_FORMATS[method](FrameSpec(frame.size, frame.dtype))
     parsed = parse_method(method)
     if parsed.name not in available_methods():
         pytest.skip("not installed")
@@ -77,7 +82,7 @@ def write_missing(method: str) -> None:
 
 
 @pytest.mark.parametrize("name", FRAMES)
-@pytest.mark.parametrize("method", METHOD_LEVELS)
+@pytest.mark.parametrize("method", [*METHOD_LEVELS, *EARLIER_FORMATS])
 def test_old_bytes_decode(method: str, name: str) -> None:
     frame = FRAMES[name]
     codec = codec_for(method, frame)
@@ -93,11 +98,13 @@ def test_old_bytes_decode(method: str, name: str) -> None:
     codec.decode(data, zero, np.array([len(data)], dtype=np.int64), np.full(1, NO_REFERENCE), out)
     np.testing.assert_array_equal(out, record)
 
-    if method in DEFINED_HERE:
+    if method in (*DEFINED_HERE, *EARLIER_FORMATS):
         assert codec.encode(record, zero).data.tobytes().hex() == case["encoded"]
 
 
 def test_every_method_has_fixtures() -> None:
     methods = {parse_method(text).name for text in METHOD_LEVELS}
     assert methods | set(WITHOUT_FIXTURES) == set(METHODS)
-    assert {path.name for path in FIXTURES.iterdir()} == {path_of(method).name for method in METHOD_LEVELS}
+    assert {path.name for path in FIXTURES.iterdir()} == {
+        path_of(method).name for method in (*METHOD_LEVELS, *EARLIER_FORMATS)
+    }

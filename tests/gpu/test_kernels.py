@@ -9,7 +9,7 @@ import pytest
 import torch as th
 
 from sb3_extra_buffers.codecs.base import FrameSpec
-from sb3_extra_buffers.codecs.delta import DeltaCodec, encode_numpy
+from sb3_extra_buffers.codecs.delta_words import DeltaWordsCodec, encode_numpy
 from sb3_extra_buffers.codecs.rle import RleCodec
 from sb3_extra_buffers.gpu_buffers.arena import HeapBudget
 from sb3_extra_buffers.gpu_buffers.device_codecs import DeviceDelta, DeviceRle
@@ -94,7 +94,7 @@ def test_delta_records_of_a_million_and_three_bytes(content: str) -> None:
 
 def check_delta(size: int, content: str, group: int, device: str) -> None:
     tensors, frames, first = filled(size, content, 2 * group, group, device, offset=group)
-    codec = DeltaCodec(FrameSpec(size, np.dtype(np.uint8)), frames_per_record=group)
+    codec = DeltaWordsCodec(FrameSpec(size, np.dtype(np.uint8)), frames_per_record=group)
     references = np.array([1, 0])
     bases = np.stack([np.zeros_like(frames[0, 0]), frames[0, 0]])
     words = codec._as_words(np.repeat(bases[:, None], group, 1))[:, 0]

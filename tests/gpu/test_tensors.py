@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch as th
 
-from sb3_extra_buffers.codecs.delta import decode_numpy, encode_numpy
+from sb3_extra_buffers.codecs.delta_words import decode_numpy, encode_numpy
 from sb3_extra_buffers.errors import ObservationError
 from sb3_extra_buffers.gpu_buffers.transfer import Report
 from tests.gpu.helpers import IMAGES, SPACES, recorded, replay_pair, rollout_pair

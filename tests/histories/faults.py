@@ -35,6 +35,7 @@ ARENA, EXTENTS, FRAMES = "storage/arena.py", "storage/extent_arena.py", "storage
 INDEX, STORE = "storage/observation_index.py", "storage/observation_store.py"
 PLAIN = "storage/plain_store.py"
 DELTA, ZSTD_DICT, COUNTS = "codecs/delta.py", "codecs/zstd_dict.py", "codecs/references.py"
+DELTA_KERNELS = "codecs/delta_kernels.py"
 MATCHING, GATHERING = "storage/matching_kernels.py", "storage/gather_kernels.py"
 KERNELS = "gpu_buffers/kernels/"
 
@@ -232,7 +233,7 @@ CODEC_FAULTS = [
         "a reference frame is renewed in its old place",
         DELTA,
         "number = self._uses.new()",
-        "number = int(self._current[lanes[row]]) or self._uses.new()",
+        "number = int(self._current[lane]) or self._uses.new()",
     ),
     Fault(
         "records use a reference frame without counting",
@@ -280,28 +281,46 @@ CODEC_FAULTS = [
         '        self._content, self._samples = b"", []\n',
     ),
     Fault(
-        "delta: a gap of 257 words does not fit its byte",
-        "codecs/delta_kernels.py",
-        "while at - last > 256:",
-        "while at - last > 257:",
-        (
-            "CompressedReplayBuffer",
-            "CompressedHerReplayBuffer",
-            "CompressedDictReplayBuffer",
-            "CompressedRolloutBuffer",
-        ),
+        "delta: a skip goes one byte too far",
+        DELTA_KERNELS,
+        "            length += trailing_zeros(different)\n",
+        "            length += trailing_zeros(different) + (length > 99)\n",
     ),
     Fault(
-        "delta: the last block of a frame is not compared",
-        "codecs/delta_kernels.py",
-        "for start in range(0, n_words, 16):",
-        "for start in range(0, n_words - 15, 16):",
+        "delta: a match is one byte too long",
+        DELTA_KERNELS,
+        "is_match, source, length = True, best_source, best",
+        "is_match, source, length = True, best_source, best + (best < min(30, size - at))",
     ),
     Fault(
-        "delta: a change is applied one word too far",
-        "codecs/delta_kernels.py",
-        "        frame[at] = words[i]\n",
-        "        frame[at + np.uint64(i > 40)] = words[i]\n",
+        "delta: a long skip loses a byte",
+        DELTA_KERNELS,
+        "steps, length = steps + 2, length - LONGEST_SKIP",
+        "steps, length = steps + 2, length - LONGEST_SKIP - 1",
+    ),
+    Fault(
+        "delta: a long match forgets its extra byte",
+        DELTA_KERNELS,
+        "                length += load8(at)\n                at += 1",
+        "                at += 1",
+    ),
+    Fault(
+        "delta: a frame after zeros is made from the frame before",
+        DELTA_KERNELS,
+        "    elif kind == ZERO:",
+        "    elif kind == ZERO and size < 0:",
+    ),
+    Fault(
+        "delta: the last literal of a step is left out",
+        DELTA_KERNELS,
+        "            copy(frame + position, at, n_literals)",
+        "            copy(frame + position, at, n_literals - (n_literals > 9))",
+    ),
+    Fault(
+        "delta: copies repeat the wrong bytes",
+        "codecs/memory_kernels.py",
+        "        byte = load8(target - 1)\n",
+        "        byte = load8(target - 2)\n",
     ),
     Fault(
         "gathering: a frame is copied without its last byte",

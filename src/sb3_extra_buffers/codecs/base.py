@@ -50,6 +50,8 @@ class FrameSpec:
     """Values that make up one pixel."""
     channels_last: bool = False
     """Whether the values of a pixel lie side by side."""
+    row_bytes: int = 0
+    """From a row of an image to the next one; 0 if it is not known."""
 
     @property
     def nbytes(self) -> int:
@@ -75,10 +77,13 @@ class Codec(ABC):
     levels: ClassVar[range | tuple[int, ...]] = ()
     """Compression levels that the method accepts; empty where it has none."""
 
-    record_format: ClassVar[Literal["raw", "delta", "zstd"] | None] = None
+    record_format: ClassVar[Literal["raw", "delta", "delta-words", "zstd"] | None] = None
     """A format for which :mod:`sb3_extra_buffers.storage.gathering` has a compiled kernel; otherwise ``None``."""
 
     frames_per_record: int = 1
+
+    distances: Indices = np.zeros(0, dtype=np.int64)
+    """With the format ``"delta"``: the sources of matches; see :mod:`.delta`."""
 
     def __init__(self, frame: FrameSpec) -> None:
         self.frame = frame
@@ -110,7 +115,7 @@ class Codec(ABC):
 
     @property
     def reference_frames(self) -> Words:
-        """With the format ``"delta"``: the reference frames by number, ``(n, words)``."""
+        """With the formats ``"delta"`` and ``"delta-words"``: the reference frames by number, ``(n, words)``."""
         return _NO_FRAMES
 
     @property
@@ -151,6 +156,11 @@ class Codec(ABC):
     def state(self) -> State:
         """What the codec has learnt from frames."""
         return {}
+
+    def restored(self, state: SavedState) -> Codec:
+        """The codec that :meth:`state` was called of: this one, or one for records of an earlier version."""
+        self.restore(state)
+        return self
 
     def restore(self, state: SavedState) -> None:  # noqa: B027  # most codecs learn nothing
         """Read what :meth:`state` returned, in a codec that was made with the same arguments.

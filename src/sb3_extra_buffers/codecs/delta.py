@@ -1,58 +1,74 @@
-"""``delta``: the words that changed since the previous frame.
+"""``delta``: the steps that turn each frame into the next one.
 
-A record is a chain of frames. Each is given as the words that differ from its predecessor, the first as those that
-differ from the lane's *reference frame*. Words are 4 bytes of the frame, whatever its dtype, so the method is exact
-for all of them. A record consists of
+A record is a chain of frames. Each is made from the frame before it, the first one from the lane's *reference frame*,
+by steps that go through the frame from its first to its last byte. A step leaves some bytes as they are, or copies some
+from a place nearby, and then writes *literals*: bytes that follow in the record. All numbers are little-endian.
 
-* per frame, a ``uint32``: the number of its changes, and in its two highest bits what they are relative to: 0 the
-  previous frame, 1 the reference frame, 2 a frame of zeros (which fill stacks after a reset), 3 nothing: the whole
-  frame follows;
-* the new words of all frames, one after the other, ``uint32``;
-* for each change, the number of unchanged words before it, ``uint8``. Where more than 255 words stay the same, an
-  unchanged word is written as if it had changed.
+A record begins with a header for each frame, ``uint16``, or ``uint32`` for frames of 16 KiB and more. Its two lowest
+bits say what the steps change: 0 the previous frame (before the first: the reference frame), 1 the reference frame, 2 a
+frame of zeros (which fill stacks after a reset), 3 nothing: the whole frame follows instead of steps. The others are
+the number of bytes that the frame takes. After the headers comes one frame after the other: all its literals, then its
+steps, the last one first. So a decoder reads literals from the front and steps from the back until the two meet. A step
+is a ``uint16``:
 
-All numbers are little-endian. Zeros fill up a frame whose size is not a multiple of 4 bytes.
+* Bit 0 is 0, *skip*: the next 0 to 511 bytes stay the same (bits 1 to 9), 0 to 63 literals follow (bits 10 to 15).
+* Bit 0 is 1, *match*: the next bytes are copied from one of 32 sources (bits 1 to 5), and 0 to 31 literals follow (bits
+  11 to 15). Source 0 is the same place in the reference frame. The others are places earlier in this frame, by the
+  codec's ``distances``. The number of copied bytes is 3 plus bits 6 to 10. If these are 31, it is larger by a
+  byte that lies before the literals of this step.
 
-The reference frame of a lane is renewed when the changes that a newer one would have saved add up to its size.
+What no step reaches stays the same.
+
+The reference frame of a lane is renewed when the bytes that a newer one would have saved add up to its size.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from sb3_extra_buffers.codecs.base import Bytes, Codec, Encoded, FrameSpec, Indices, Words
+from sb3_extra_buffers.codecs.delta_words import DeltaWordsCodec
 from sb3_extra_buffers.codecs.references import UseCounts
 from sb3_extra_buffers.compiled import load_kernels
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
 
-KIND_SHIFT = 30
-"""The two highest bits of a frame's count say what its changes are relative to."""
-COUNT_MASK = (1 << KIND_SHIFT) - 1
 PREVIOUS, REFERENCE, ZERO, WHOLE = range(4)
+N_SOURCES = 32
+LONGEST_SKIP, SKIP_LITERALS = 511, 63
+MATCH_BYTES, LONG_MATCH, MATCH_LITERALS = 3, 31, 31
+LONGEST_MATCH = MATCH_BYTES + LONG_MATCH + 255
 
+_FRAMES_PER_RECORD = 8
+_SHORTEST_SKIP = 3
+_PADDING = 64
+"""Bytes after each reference frame, so that kernels may read it in vectors."""
 _KERNELS = "sb3_extra_buffers.codecs.delta_kernels"
 
 
 class DeltaCodec(Codec):
-    """Changed words, in chains of ``frames_per_record`` frames."""
+    """Steps from frame to frame, in chains of ``frames_per_record`` frames (8 unless told otherwise)."""
 
     name = "delta"
     record_format = "delta"
 
-    def __init__(self, frame: FrameSpec, *, frames_per_record: int = 16) -> None:
+    def __init__(self, frame: FrameSpec, *, frames_per_record: int | None = None) -> None:
         super().__init__(frame)
-        if not 1 <= frames_per_record <= 1024:
+        self._given = {} if frames_per_record is None else {"frames_per_record": frames_per_record}
+        self.frames_per_record = _FRAMES_PER_RECORD if frames_per_record is None else frames_per_record
+        if not 1 <= self.frames_per_record <= 1024:
             raise ConfigurationError(f"frames_per_record must be from 1 to 1024, not {frames_per_record!r}.")
-        self.frames_per_record = frames_per_record
-        self._n_words = -(-frame.nbytes // 4)
+        self._n_words = -(-(frame.nbytes + _PADDING) // 4)
         self._uses = UseCounts()
         self._frames: Words = np.zeros((1, self._n_words), dtype=np.uint32)
-        # Of each lane: the number of its reference frame, the first frame of its newest record, and how many bytes a
-        # newer reference would have saved so far.
+        self.distances = default_distances(frame)
+        # Of each lane: the number of its reference frame, and how many bytes a newer one would have saved so far.
         self._current = np.zeros(0, dtype=np.int64)
-        self._previous: Words = np.zeros((0, self._n_words), dtype=np.uint32)
         self._regret = np.zeros(0, dtype=np.int64)
+        # What matches at each distance have saved lately, and the number of records. Only speeds up encoding.
+        self._found = np.zeros(N_SOURCES + 1, dtype=np.int64)
 
     @property
     def reference_frames(self) -> Words:
@@ -60,29 +76,35 @@ class DeltaCodec(Codec):
 
     @property
     def reference_bytes(self) -> int:
-        return self._frames.nbytes + self._previous.nbytes
+        return self._frames.nbytes
 
     @property
     def min_encoded_size(self) -> int:
-        return min(4 * self.frames_per_record, self.record_bytes)
+        return min(header_bytes(self.frame.nbytes) * self.frames_per_record, self.record_bytes)
 
     def encode(self, records: Bytes, lanes: Indices) -> Encoded:
-        words = self._as_words(records)
-        references = self._choose_references(words[:, 0], lanes)
-        bases = self._frames[references]
+        references = self._choose_references(records[:, : self.frame.nbytes], lanes)
         kernels = load_kernels(_KERNELS)
         if kernels is None:
-            return Encoded(*encode_numpy(words, bases, self.frame.nbytes), references)
-        out = np.empty(len(records) * self.record_bytes, dtype=np.uint8)
-        lengths = np.empty(len(records), dtype=np.int64)
-        size = kernels.encode(words, bases, self.frame.nbytes, out, lengths)
-        return Encoded(out[:size], lengths, references)
+            data, lengths, excess = encode_numpy(records, self._frames[references], self.frames_per_record)
+        else:
+            room = 2 * self.frame.nbytes + 4 * self.frames_per_record + 4 * _PADDING
+            out = np.empty(records.size + room, dtype=np.uint8)
+            lengths, excess = np.empty((2, len(records)), dtype=np.int64)
+            size = kernels.encode(
+                records, references, self._frames, self.frames_per_record, self.distances, self._found, out, lengths,
+                excess,
+            )  # fmt: skip
+            data = out[:size]
+        self._regret[lanes] += excess
+        return Encoded(data, lengths, references)
 
     def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
         shape = (self.frames_per_record, self.frame.nbytes)
         kernels = load_kernels(_KERNELS)
         if kernels is not None:
-            done = kernels.decode(data, starts, lengths, references, out.reshape(-1, *shape), self._frames)
+            frames = out.reshape(-1, *shape)
+            done = kernels.decode(data, starts, lengths, references, frames, self._frames, self.distances)
             if done < len(starts):
                 raise CorruptDataError(f"The delta record at byte {starts[done]} does not decode.")
             return
@@ -90,12 +112,13 @@ class DeltaCodec(Codec):
             out, starts.tolist(), lengths.tolist(), references.tolist(), strict=True
         ):
             payload = data[start : start + length]
-            if len(payload) != length or not 0 <= reference < len(self._frames):
+            if start < 0 or len(payload) != length or not 0 <= reference < len(self._frames):
                 raise CorruptDataError(f"The record at byte {start} lies outside the store or has no reference.")
             if length == self.record_bytes:
                 row[:] = payload
             else:
-                row.reshape(shape)[:] = decode_numpy(payload, self._frames[reference], *shape)
+                base = self._frames[reference].view(np.uint8)[: self.frame.nbytes]
+                row.reshape(shape)[:] = decode_numpy(payload, base, self.frames_per_record, self.distances)
 
     def release(self, references: Indices) -> None:
         self._uses.decref(references)
@@ -117,113 +140,172 @@ class DeltaCodec(Codec):
         return {
             "frames": self._frames,
             "current": self._current,
-            "previous": self._previous,
             "regret": self._regret,
+            "distances": self.distances,
         }
+
+    def restored(self, state: SavedState) -> Codec:
+        if state.has("distances"):
+            return super().restored(state)
+        # Written by 1.0.0.dev0 or by a buffer on a GPU.
+        return DeltaWordsCodec(self.frame, **self._given).restored(state)
 
     def restore(self, state: SavedState) -> None:
         self._frames = state.array("frames", np.uint32, (None, self._n_words))
         self._current = state.array("current", np.int64, (None,))
-        n_lanes = len(self._current)
-        self._previous = state.array("previous", np.uint32, (n_lanes, self._n_words))
-        self._regret = state.array("regret", np.int64, (n_lanes,))
+        self._regret = state.array("regret", np.int64, (len(self._current),))
+        self.distances = state.array("distances", np.int64, (N_SOURCES,))
+        if self.distances[0] != 0 or (self.distances[1:] < 1).any():
+            raise state.error("distances", f"are {self.distances.tolist()}")
         if not len(self._frames) or not self.count_uses(np.zeros(0, dtype=np.int64)):
             raise state.error("current", "names reference frames that do not exist")
 
-    def _as_words(self, records: Bytes) -> Words:
-        frames = records.reshape(len(records), self.frames_per_record, self.frame.nbytes)
-        missing = 4 * self._n_words - self.frame.nbytes
-        if missing:
-            frames = np.pad(frames, ((0, 0), (0, 0), (0, missing)))
-        return np.ascontiguousarray(frames).view("<u4")
+    def __setstate__(self, attributes: dict[str, Any]) -> None:
+        """Pickles of 1.0.0.dev0 name this class, and have records of words."""
+        vars(self).update(attributes)
+        if "distances" not in attributes:
+            self.__class__ = DeltaWordsCodec  # type: ignore[assignment]
 
-    def _choose_references(self, first_frames: Words, lanes: Indices) -> Indices:
-        self._make_room_for_lanes(int(lanes.max()) + 1)
-        current = self._current[lanes]
-        changes = np.count_nonzero(first_frames != self._frames[current], axis=1)
-        recent_changes = np.count_nonzero(first_frames != self._previous[lanes], axis=1)
-        self._previous[lanes] = first_frames
-        # Frames of zeros fill up stacks after a reset. They are no reason for another reference.
-        self._regret[lanes] += np.maximum(5 * (changes - recent_changes), 0) * first_frames.any(axis=1)
+    def _choose_references(self, first_frames: Bytes, lanes: Indices) -> Indices:
+        missing = int(lanes.max()) + 1 - len(self._current)
+        if missing > 0:
+            self._current, self._regret = np.pad(self._current, (0, missing)), np.pad(self._regret, (0, missing))
         for row in np.flatnonzero(self._regret[lanes] > self.frame.nbytes).tolist():
-            number = self._uses.new()
-            if number >= len(self._frames):
-                self._frames = np.concatenate([self._frames, np.zeros_like(first_frames, shape=(4, self._n_words))])
-            self._frames[number] = first_frames[row]
-            replaced, self._current[lanes[row]] = self._current[[lanes[row]]], number
-            self._uses.decref(replaced)
-            self._regret[lanes[row]] = 0
+            # Frames of zeros fill up stacks after a reset. They are no reason for another reference.
+            if first_frames[row].any():
+                self._renew_reference(int(lanes[row]), first_frames[row])
         references = self._current[lanes]
         self._uses.incref(references)
         return references
 
-    def _make_room_for_lanes(self, n_lanes: int) -> None:
-        missing = n_lanes - len(self._current)
-        if missing > 0:
-            self._current, self._regret, self._previous = (
-                np.pad(self._current, (0, missing)),
-                np.pad(self._regret, (0, missing)),
-                np.pad(self._previous, ((0, missing), (0, 0))),
-            )
+    def _renew_reference(self, lane: int, frame: Bytes) -> None:
+        number = self._uses.new()
+        if number >= len(self._frames):
+            more = np.zeros((4 + len(self._frames) // 16, self._n_words), dtype=np.uint32)
+            self._frames = np.concatenate([self._frames, more])
+        self._frames[number].view(np.uint8)[: len(frame)] = frame
+        replaced, self._current[lane] = self._current[[lane]], number
+        self._uses.decref(replaced)
+        self._regret[lane] = 0
 
 
-def encode_numpy(words: Words, bases: Words, frame_bytes: int) -> tuple[Bytes, Indices]:
-    """Defines the format, and runs without numba. Record ``words[i]`` is relative to reference frame ``bases[i]``."""
-    encoded = []
-    for record, base in zip(words, bases, strict=True):
-        counts, changed, skips = [], [], []
-        for frame, previous in zip(record, [base, *record[:-1]], strict=True):
-            kind, places = PREVIOUS, _changes(frame, previous)
-            if 8 * len(places) > len(frame):
-                for other_kind, other in ((REFERENCE, base), (ZERO, np.zeros_like(base))):
-                    other_places = _changes(frame, other)
-                    if len(other_places) < len(places):
-                        kind, places = other_kind, other_places
-            if 5 * len(places) >= 4 * len(frame):
-                counts.append(WHOLE << KIND_SHIFT)
-                changed.append(frame)
-            else:
-                counts.append(kind << KIND_SHIFT | len(places))
-                changed.append(frame[places])
-                skips.append((np.diff(places, prepend=-1) - 1).astype(np.uint8))
-        sections = [np.array(counts, dtype="<u4"), np.concatenate(changed).astype("<u4"), *skips]
-        payload = b"".join(section.tobytes() for section in sections)
-        raw = record.astype("<u4").view(np.uint8)[:, :frame_bytes].tobytes()
-        encoded.append(payload if len(payload) < len(raw) else raw)
-    return np.frombuffer(b"".join(encoded), dtype=np.uint8), np.array([len(payload) for payload in encoded])
+def header_bytes(frame_bytes: int) -> int:
+    """The size of a frame's header."""
+    return 2 if frame_bytes < 1 << 14 else 4
 
 
-def decode_numpy(payload: Bytes, base: Words, n_frames: int, frame_bytes: int) -> Bytes:
-    """The frames of one record that is not raw."""
-    header = payload[: 4 * n_frames].tobytes()
-    if len(header) != 4 * n_frames:
-        raise CorruptDataError(f"A delta record of {len(payload)} bytes is too short for {n_frames} frames.")
-    kinds, counts = np.divmod(np.frombuffer(header, dtype="<u4").astype(np.int64), 1 << KIND_SHIFT)
-    n_changed = int(np.where(kinds == WHOLE, len(base), counts).sum())
-    n_skips = int(np.where(kinds == WHOLE, 0, counts).sum())
-    if len(payload) != 4 * n_frames + 4 * n_changed + n_skips:
-        raise CorruptDataError(f"A delta record of {len(payload)} bytes does not agree with its counts.")
-    changed = np.frombuffer(payload[4 * n_frames : 4 * n_frames + 4 * n_changed].tobytes(), dtype="<u4")
-    skips = payload[4 * n_frames + 4 * n_changed :].astype(np.int64)
-    frames = np.empty((n_frames, len(base)), dtype=np.uint32)
-    previous = base
-    for frame, kind, count in zip(frames, kinds.tolist(), counts.tolist(), strict=True):
+def default_distances(frame: FrameSpec) -> Indices:
+    """How far before a place the sources of matches lie: in the same row of an image, and in the rows above."""
+    pixel = frame.dtype.itemsize * (frame.channels if frame.channels_last else 1)
+    row = frame.row_bytes
+    distances = [pixel * i for i in range(1, 9)]
+    if row:
+        distances += [row + pixel * i for i in range(-5, 6)] + [row * i for i in range(2, 9)]
+        distances += [2 * row - pixel, 2 * row + pixel]
+    distances += [pixel * i for i in (9, 12, 16, *range(10, 2 * N_SOURCES))]
+    different = dict.fromkeys(distance for distance in distances if distance > 0)
+    return np.array([0, *different][:N_SOURCES], dtype=np.int64)
+
+
+def encode_numpy(records: Bytes, bases: Words, group: int) -> tuple[Bytes, Indices, Indices]:
+    """Runs without numba. Searches no matches, so records are larger than those of the compiled form.
+
+    Returns the records' bytes, their lengths, and how many bytes more the first frame of each took than the others.
+    """
+    encoded, excess = [], []
+    size = records.shape[1] // group
+    for record, base in zip(records.reshape(len(records), group, size), bases, strict=True):
+        reference = base.view(np.uint8)[:size]
+        headers, bodies = [], []
+        for frame, previous in zip(record, [reference, *record[:-1]], strict=True):
+            kind, body = PREVIOUS, _steps(frame, previous)
+            if 8 * len(body) > size:
+                for other_kind, other in ((REFERENCE, reference), (ZERO, np.zeros_like(reference))):
+                    other_body = _steps(frame, other)
+                    if len(other_body) < len(body):
+                        kind, body = other_kind, other_body
+            if len(body) >= size:
+                kind, body = WHOLE, frame.tobytes()
+            headers.append(kind | len(body) << 2)
+            bodies.append(body)
+        payload = np.array(headers, dtype=f"<u{header_bytes(size)}").tobytes() + b"".join(bodies)
+        sizes = [len(body) for body in bodies]
+        excess.append(max(0, sizes[0] - (sum(sizes[1:]) // (group - 1) if group > 1 else sizes[0] // 2)))
+        encoded.append(payload if len(payload) < record.size else record.tobytes())
+    lengths = np.array([len(payload) for payload in encoded], dtype=np.int64)
+    return np.frombuffer(b"".join(encoded), dtype=np.uint8), lengths, np.array(excess, dtype=np.int64)
+
+
+def _steps(frame: Bytes, base: Bytes) -> bytes:
+    """The skips and literals that turn ``base`` into ``frame``."""
+    changed = np.flatnonzero(frame != base)
+    if len(changed) == 0:
+        return b""
+    # Skipping a byte or two costs as much as writing them.
+    breaks = np.flatnonzero(np.diff(changed) > _SHORTEST_SKIP)
+    starts, ends = changed[np.append(0, breaks + 1)].tolist(), (changed[np.append(breaks, -1)] + 1).tolist()
+    literals, steps, position = [], [], 0
+    for start, end in zip(starts, ends, strict=True):
+        skip = start - position
+        while skip > LONGEST_SKIP:
+            steps.append(LONGEST_SKIP << 1)
+            skip -= LONGEST_SKIP
+        for first in range(start, end, SKIP_LITERALS):
+            some = min(SKIP_LITERALS, end - first)
+            steps.append(skip << 1 | some << 10)
+            skip = 0
+        literals.append(frame[start:end].tobytes())
+        position = end
+    return b"".join(literals) + np.array(steps[::-1], dtype="<u2").tobytes()
+
+
+def decode_numpy(payload: Bytes, base: Bytes, n_frames: int, distances: Indices) -> Bytes:
+    """The frames of one record that is not raw. Defines the format."""
+    size, data, width = len(base), payload.tobytes(), header_bytes(len(base))
+    headers = [int.from_bytes(data[width * i : width * (i + 1)], "little") for i in range(n_frames)]
+    if len(data) < width * n_frames or len(data) != width * n_frames + sum(header >> 2 for header in headers):
+        raise CorruptDataError(f"A delta record of {len(data)} bytes does not agree with its headers.")
+    frames, at, reference, previous = np.empty((n_frames, size), dtype=np.uint8), width * n_frames, bytes(base), base
+    for out, header in zip(frames, headers, strict=True):
+        kind, body = header & 3, data[at : at + (header >> 2)]
+        at += len(body)
         if kind == WHOLE:
-            frame[:], changed = changed[: len(base)], changed[len(base) :]
+            if len(body) != size:
+                raise CorruptDataError(f"A delta record has a frame of {len(body)} bytes instead of {size}.")
+            out[:] = np.frombuffer(body, dtype=np.uint8)
         else:
-            frame[:] = 0 if kind == ZERO else base if kind == REFERENCE else previous
-            places = np.cumsum(skips[:count] + 1) - 1
-            if count and places[-1] >= len(base):
-                raise CorruptDataError("A delta record changes words beyond the end of its frame.")
-            frame[places] = changed[:count]
-            changed, skips = changed[count:], skips[count:]
-        previous = frame
-    return frames.astype("<u4").view(np.uint8)[:, :frame_bytes]
+            out[:] = 0 if kind == ZERO else base if kind == REFERENCE else previous
+            frame = bytearray(out)
+            _follow(body, frame, reference, distances.tolist())
+            out[:] = frame
+        previous = out
+    return frames
 
 
-def _changes(frame: Words, base: Words) -> Indices:
-    """The words of ``frame`` to write: those that differ from ``base``, and one in every gap of 256 unchanged ones."""
-    places = np.flatnonzero(frame != base)
-    steps = zip([-1, *places[:-1].tolist()], places.tolist(), strict=len(places) > 0)
-    fillers = [np.arange(last + 256, place, 256) for last, place in steps if place - last > 256]
-    return np.sort(np.concatenate([places, *fillers]))
+def _follow(body: bytes, frame: bytearray, reference: bytes, distances: list[int]) -> None:
+    """Apply the steps of one frame."""
+    position, at, end = 0, 0, len(body)
+    while at < end:
+        end -= 2
+        step = int.from_bytes(body[max(end, 0) : end + 2], "little")
+        if step & 1:
+            source, length, n_literals = step >> 1 & 31, step >> 6 & 31, step >> 11
+            if length == LONG_MATCH:
+                length += body[at]
+                at += 1
+            length += MATCH_BYTES
+            if distances[source] > position or position + length > len(frame):
+                raise CorruptDataError("A delta record copies bytes from or to the outside of a frame.")
+            for place in range(position, position + length):
+                frame[place] = frame[place - distances[source]] if source else reference[place]
+            position += length
+        else:
+            position += step >> 1 & LONGEST_SKIP
+            n_literals = step >> 10
+        if at + n_literals > end or position + n_literals > len(frame):
+            raise CorruptDataError("A delta record has literals beyond the end of a frame.")
+        frame[position : position + n_literals] = body[at : at + n_literals]
+        position += n_literals
+        at += n_literals
+    if at != end:
+        raise CorruptDataError("A delta record has literals that no step uses.")

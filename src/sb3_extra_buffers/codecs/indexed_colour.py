@@ -32,7 +32,8 @@ class IndexedColourCodec(Codec):
                 f"for {frame.channels} channels of dtype {frame.dtype}. Leave it out."
             )
         super().__init__(frame)
-        self.inner = make_inner(FrameSpec(frame.size // 3, np.dtype(np.uint8)))
+        row_bytes = frame.row_bytes // 3 if frame.channels_last else frame.row_bytes
+        self.inner = make_inner(FrameSpec(frame.size // 3, np.dtype(np.uint8), row_bytes=row_bytes))
         self.name = self.inner.name  # type: ignore[misc]  # one class, any codec
         self.frames_per_record = self.inner.frames_per_record
         self.palette: Bytes = np.zeros((MOST_COLOURS, 3), dtype=np.uint8)
@@ -100,7 +101,8 @@ class IndexedColourCodec(Codec):
         self._to_indices(colours.reshape(1, -1), 1, True, indices, indexed)
         if self.n_colours[0] != len(colours):
             raise state.error("palette", "has a colour twice")
-        self.inner.restore(state.part("inner"))
+        self.inner = self.inner.restored(state.part("inner"))
+        self.frames_per_record = self.inner.frames_per_record
 
     def _to_indices(
         self, records: Bytes, group: int, channels_last: bool, indices: Bytes, indexed: npt.NDArray[np.bool_]

@@ -11,13 +11,14 @@ import torch as th
 
 from sb3_extra_buffers.codecs.base import Codec, FrameSpec, Indices
 from sb3_extra_buffers.codecs.delta import DeltaCodec
+from sb3_extra_buffers.codecs.delta_words import DeltaWordsCodec
 from sb3_extra_buffers.codecs.rle import RleCodec
 from sb3_extra_buffers.gpu_buffers.kernels import DeviceFrames, ObservationBatch, kernel_module
 from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.storage.config import CodecRecipe
 
 
-class DeviceDelta(DeltaCodec):
+class DeviceDelta(DeltaWordsCodec):
     """``delta``. ``reference_frames`` are as of the last time that they were fetched from the device."""
 
     def __init__(self, frame: FrameSpec, *, frames_per_record: int = 1) -> None:
@@ -112,6 +113,13 @@ def device_codec(recipe: CodecRecipe, frame: FrameSpec) -> DeviceCodec | None:
     if isinstance(codec, DeltaCodec):
         return DeviceDelta(frame, frames_per_record=codec.frames_per_record)
     return DeviceRle(frame, runs_type=codec.runs_type) if isinstance(codec, RleCodec) else None
+
+
+def host_codec(recipe: CodecRecipe, frame: FrameSpec) -> Codec:
+    """The codec for a method whose records a GPU buffer keeps in host memory."""
+    codec = recipe.build(frame)
+    # The records of a device, so that a buffer that is saved on one machine can be loaded on another.
+    return DeltaWordsCodec(frame, **recipe.options) if isinstance(codec, DeltaCodec) else codec
 
 
 def newest_frames(frames: DeviceFrames, back: int = 1) -> th.Tensor:

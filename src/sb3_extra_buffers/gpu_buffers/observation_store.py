@@ -20,7 +20,7 @@ from sb3_extra_buffers.codecs.base import Codec, Indices
 from sb3_extra_buffers.codecs.none import NoneCodec
 from sb3_extra_buffers.errors import CapacityError
 from sb3_extra_buffers.gpu_buffers.arena import CappedArena, CappedFrameStore
-from sb3_extra_buffers.gpu_buffers.device_codecs import device_codec
+from sb3_extra_buffers.gpu_buffers.device_codecs import device_codec, host_codec
 from sb3_extra_buffers.gpu_buffers.device_store import DeviceStore, Places, Step
 from sb3_extra_buffers.gpu_buffers.frame_store import DeviceFrameStore
 from sb3_extra_buffers.gpu_buffers.kernels import FieldBatch, ObservationBatch, kernel_module, uses_triton
@@ -223,7 +223,7 @@ class PackedObservationStore(DeviceStore):
         codec = device_codec(recipe, layout.frame) if uses_triton(self.device) else None
         frames: FrameStore
         if codec is None:
-            own = recipe.build(layout.frame)
+            own = host_codec(recipe, layout.frame)
             frames = CappedFrameStore(own, self.n_envs, layout, CappedArena(self.budget), 2, begin_after)
         else:
             frames = DeviceFrameStore(codec, self.n_envs, layout, self.device, self.budget)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices
-from sb3_extra_buffers.codecs.delta import COUNT_MASK, KIND_SHIFT, WHOLE, DeltaCodec
+from sb3_extra_buffers.codecs.delta_words import COUNT_MASK, KIND_SHIFT, WHOLE, DeltaWordsCodec
 from sb3_extra_buffers.codecs.rle import RleCodec
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.gpu_buffers.kernels import LENGTH_BITS
@@ -84,8 +84,8 @@ def _live_places(store: DeviceFrameStore) -> Indices:
     return lanes * store.starts.shape[1] + numbers % store.starts.shape[1]
 
 
-def _delta_records(data: Bytes, starts: Indices, lengths: Indices, codec: DeltaCodec) -> npt.NDArray[Any]:
-    """Which records are as :mod:`sb3_extra_buffers.codecs.delta` says."""
+def _delta_records(data: Bytes, starts: Indices, lengths: Indices, codec: DeltaWordsCodec) -> npt.NDArray[Any]:
+    """Which records are as :mod:`sb3_extra_buffers.codecs.delta_words` says."""
     group, n_words = codec.frames_per_record, -(-codec.frame.nbytes // 4)
     good: npt.NDArray[np.bool_] = lengths >= 4 * group
     safe_starts = np.where(good, starts, 0)

@@ -49,12 +49,9 @@ class FrameStore:
         self.layout = layout
         self.n_lanes = n_lanes
         self.arena = arena or Arena()
+        self._observations_at_once = observations_at_once
         group = codec.frames_per_record
-        # Room for an unfinished record and whole observations, so that most lanes complete a record before it is full.
-        ring_size = max(
-            group - 1 + observations_at_once * layout.stack, -(-(group - 1 + layout.stack) // group) * group
-        )
-        self.ring = np.zeros((n_lanes, ring_size, codec.frame.nbytes), dtype=np.uint8)
+        self.ring = np.zeros((n_lanes, self._ring_size(), codec.frame.nbytes), dtype=np.uint8)
         self.first_records = -(-(np.zeros(n_lanes, dtype=np.int64) if begin_after is None else begin_after) // group)
         self.base = self.first_records * group
         """The lowest frame number of each lane in this store."""
@@ -282,12 +279,12 @@ class FrameStore:
         if arena.has("extents") or (arena.is_mapped and type(self.arena) is Arena):
             self.arena = self.arena if isinstance(self.arena, ExtentArena) else ExtentArena()
         self.arena.restore(arena)
-        self.codec.restore(state.part("codec"))
+        self.codec = self.codec.restored(state.part("codec"))
         group, waiting = self.codec.frames_per_record, self.heads - self.encoded
         if (waiting < 0).any() or (waiting > _MOST_WAITING).any():
             raise state.error("encoded", "does not agree with the other numbers of frames")
         frames = state.array("waiting", np.uint8, (int(waiting.sum()), self.codec.frame.nbytes))
-        n_frames = max(self.ring.shape[1], -(-int(waiting.max()) // group) * group)
+        n_frames = max(self._ring_size(), -(-int(waiting.max()) // group) * group)
         self.ring = np.zeros((self.n_lanes, n_frames, self.codec.frame.nbytes), dtype=np.uint8)
         self._most_waiting = int(waiting.max())
         self.ring[self._waiting_places()] = frames
@@ -297,6 +294,11 @@ class FrameStore:
             raise state.error("encoded", f"contradicts other numbers: {error}") from error
         if not self._recount_uses():
             raise state.error("references", "name reference frames or dictionaries that do not exist")
+
+    def _ring_size(self) -> int:
+        """Room for an unfinished record and whole observations: most lanes complete a record before it is full."""
+        group, stack = self.codec.frames_per_record, self.layout.stack
+        return max(group - 1 + self._observations_at_once * stack, -(-(group - 1 + stack) // group) * group)
 
     def _waiting_places(self) -> tuple[Indices, Indices]:
         """The lanes of all waiting frames, and their places in the rings."""

@@ -1,7 +1,7 @@
 """The compiled form of :mod:`.gathering`. Import through :func:`sb3_extra_buffers.compiled.load_kernels` only.
 
-Three record formats are known: raw records, those of ``delta``, and those of libzstd. How a record is decoded stands
-beside its codec, in :mod:`sb3_extra_buffers.codecs.delta_kernels` and :mod:`sb3_extra_buffers.codecs.zstd_kernels`.
+Four record formats are known: raw records, both of ``delta``, and those of libzstd. How a record is decoded stands
+beside its codec, in ``delta_kernels``, ``delta_words_kernels`` and ``zstd_kernels`` of :mod:`sb3_extra_buffers.codecs`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from numba import carray, cfunc, njit, types  # type: ignore[attr-defined]
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from sb3_extra_buffers.codecs import delta_words_kernels
 from sb3_extra_buffers.codecs.base import Bytes, Indices
-from sb3_extra_buffers.codecs.delta_kernels import follow, sections
+from sb3_extra_buffers.codecs.delta_kernels import first_step, follow, frame_header
 from sb3_extra_buffers.codecs.zstd_kernels import call, decompress_record
 
 Words = npt.NDArray[np.uint32]
@@ -31,6 +32,7 @@ _TASK = np.dtype(
     [(name, np.int64) for name in ("next_row", "n_threads", "is_corrupt")]  # changed by the threads
     + [(name, np.int64) for name in ("n", "n_batches", "stack", "frame_bytes", "n_lanes", "ring_size", "data_bytes")]
     + [(name, np.int64) for name in ("capacity", "n_references", "n_words", "n_dictionaries", "n_contexts", "group")]
+    + [(name, np.int64) for name in ("n_distances", "distances")]
     + [(name, np.int64) for name in ("lanes", "firsts", "outs_0", "outs_1", "ring", "encoded", "data", "starts")]
     + [(name, np.int64) for name in ("lengths", "references", "table", "decompress", "dictionaries", "contexts")]
 )
@@ -76,6 +78,7 @@ def _walk(
     references: Words,
     group: int,
     table: Words,
+    distances: Indices,
     frame: Words,
     decompress: int,
     context: int,
@@ -87,6 +90,9 @@ def _walk(
     n_words = table.shape[1]
     record_bytes = group * frame_bytes
     frame_as_bytes = frame.view(np.uint8)
+    frame_at, table_at, data_at = np.intp(frame.ctypes.data), np.intp(table.ctypes.data), np.intp(data.ctypes.data)
+    data_end = data_at + data.shape[0]
+    has_steps = len(distances) > 0
     record = np.int64(-1)
     # A raw or decompressed record has its frames side by side. A delta record is a chain: one frame at a time.
     side_by_side, frames_at = data, np.int64(0)
@@ -108,7 +114,10 @@ def _walk(
                 is_chain = length != record_bytes and decompress == 0
                 if is_chain:
                     next_in_record = 0
-                    words_at, skips_at = sections(data, start, length, group, n_words)
+                    if has_steps:
+                        words_at = first_step(data, start, length, group, frame_bytes)
+                    else:
+                        words_at, skips_at = delta_words_kernels.sections(data, start, length, group, n_words)
                     if words_at < 0 or reference >= table.shape[0]:
                         return False
                     for at in range(n_words):
@@ -122,10 +131,20 @@ def _walk(
                         return False
                     side_by_side, frames_at = whole_record, np.int64(0)
             if is_chain:
-                counts = data[start : start + 4 * group].view(np.uint32)
+                while has_steps and next_in_record <= number % group:
+                    header = frame_header(data, start, next_in_record, frame_bytes)
+                    reference_at = table_at + 4 * n_words * reference
+                    if not follow(frame_at, reference_at, frame_bytes, header, data_at + words_at, data_end, distances):
+                        return False
+                    words_at += header >> 2
+                    next_in_record += 1
                 while next_in_record <= number % group:
-                    header = np.int64(counts[next_in_record])
-                    words_at, skips_at = follow(frame, data, header, words_at, skips_at, table, reference)
+                    header = np.int64(
+                        data[start + 4 * next_in_record : start + 4 * next_in_record + 4].view(np.uint32)[0]
+                    )
+                    words_at, skips_at = delta_words_kernels.follow(
+                        frame, data, header, words_at, skips_at, table, reference
+                    )
                     if words_at < 0:
                         return False
                     next_in_record += 1
@@ -164,6 +183,7 @@ def _take_part(task_address: int) -> None:
     lengths = carray(pointer(task.lengths), (n_lanes, task.capacity), np.uint32)
     references = carray(pointer(task.references), (n_lanes, task.capacity), np.uint32)
     table = carray(pointer(task.table), (task.n_references, task.n_words), np.uint32)
+    distances = carray(pointer(task.distances), task.n_distances, np.int64)
     dictionaries = carray(pointer(task.dictionaries), task.n_dictionaries, np.int64)
     contexts = carray(pointer(task.contexts), task.n_contexts, np.int64)
     me = fetch_and_add(task_address + _N_THREADS, 1)
@@ -181,7 +201,7 @@ def _take_part(task_address: int) -> None:
                 stop = firsts[1 if joined else i, row] + stack
                 done = done and _walk(
                     lanes[row], firsts[i, row], stop, row, firsts, outs_0, outs_1, ring, encoded, data, starts, lengths,
-                    references, group, table, frame, decompress, context, dictionaries, whole_record,
+                    references, group, table, distances, frame, decompress, context, dictionaries, whole_record,
                 )  # fmt: skip
             if not done:
                 task.is_corrupt = 1
@@ -194,7 +214,7 @@ TAKE_PART = _take_part.address
 @njit(
     types.boolean(
         _INTS, _INTS_2D, _FRAMES, _FRAMES, _FRAMES, _INTS, _STORED, _INTS_2D, _WORDS_2D, _WORDS_2D, _INT, _WORDS_2D,
-        _INT, _INTS, _INTS, _INT, _INT, _INT,
+        _INTS, _INT, _INTS, _INTS, _INT, _INT, _INT,
     ),
     nogil=True,
     cache=True,
@@ -212,6 +232,7 @@ def gather(
     references: Words,
     group: int,
     table: Words,
+    distances: Indices,
     decompress: int,
     dictionaries: Indices,
     contexts: Indices,
@@ -224,7 +245,8 @@ def gather(
     With two rows in ``firsts``, ``outs_1`` is filled as well. Where the two runs of frames overlap, frames are decoded
     once.
 
-    :param table: The reference frames of delta records.
+    :param table: The reference frames of ``delta`` records.
+    :param distances: Those of :class:`.DeltaCodec`; none if the records are those of :class:`.DeltaWordsCodec`.
     :param decompress: The address of ``ZSTD_decompress_usingDDict`` if records are of libzstd, otherwise 0.
     :param dictionaries: Addresses of libzstd's dictionaries, by reference.
     :param contexts: Addresses of libzstd's decompression contexts, one for each thread.
@@ -236,6 +258,7 @@ def gather(
     task.n, task.n_batches, task.stack, task.frame_bytes = len(lanes), len(firsts), outs_0.shape[1], outs_0.shape[2]
     task.n_lanes, task.ring_size, task.data_bytes, task.capacity = len(ring), ring.shape[1], len(data), starts.shape[1]
     task.n_references, task.n_words, task.group = table.shape[0], table.shape[1], group
+    task.n_distances, task.distances = len(distances), distances.ctypes.data
     task.n_dictionaries, task.n_contexts, task.decompress = len(dictionaries), len(contexts), decompress
     task.lanes, task.firsts = lanes.ctypes.data, firsts.ctypes.data
     task.outs_0, task.outs_1 = outs_0.ctypes.data, outs_1.ctypes.data

@@ -110,8 +110,8 @@ def gather_frames(store: RecordIndex, lanes: Indices, firsts: Indices, outs: lis
             done: bool = kernels.gather(
                 lanes[part], np.ascontiguousarray(firsts[:, part]), outs[0][part], outs[-1][part], store.ring,
                 store.encoded, store.arena.data, store.starts, store.lengths, store.references,
-                store.codec.frames_per_record, store.codec.reference_frames, decompress,
-                store.codec.dictionary_addresses, contexts, kernels.TAKE_PART, *team,
+                store.codec.frames_per_record, store.codec.reference_frames, store.codec.distances,
+                decompress, store.codec.dictionary_addresses, contexts, kernels.TAKE_PART, *team,
             )  # fmt: skip
             return done
 

@@ -45,13 +45,17 @@ class StackLayout:
     @cached_property
     def frame(self) -> FrameSpec:
         size = math.prod(self.shape) // self.stack
-        if len(self.shape) == 3:
-            first, last = self.shape[0] // self.stack, self.shape[-1] // self.stack
-            if self.is_contiguous and first == RGB:
-                return FrameSpec(size, self.dtype, RGB)
-            if last == RGB and (not self.is_contiguous or self.stack == 1):
-                return FrameSpec(size, self.dtype, RGB, channels_last=True)
-        return FrameSpec(size, self.dtype)
+        if len(self.shape) != 3:
+            row = self.shape[-1] // (1 if self.is_contiguous else self.stack) if len(self.shape) > 1 else 0
+            return FrameSpec(size, self.dtype, row_bytes=row * self.dtype.itemsize)
+        first, last = self.shape[0] // self.stack, self.shape[-1] // self.stack
+        planes = FrameSpec(size, self.dtype, row_bytes=self.shape[2] * self.dtype.itemsize)
+        pixels = replace(planes, row_bytes=self.shape[1] * last * self.dtype.itemsize)
+        if self.is_contiguous and first == RGB:
+            return replace(planes, channels=RGB)
+        if last == RGB and (not self.is_contiguous or self.stack == 1):
+            return replace(pixels, channels=RGB, channels_last=True)
+        return planes if self.is_contiguous and self.shape[0] <= self.shape[2] else pixels
 
     @property
     def likely_frame(self) -> FrameSpec:

@@ -1,7 +1,7 @@
 """``delta`` records made of the frames in the ring, and batches rebuilt from them.
 
 Encoding takes two steps, because the host must find room for records in between: :func:`measure_delta` finds out how
-long they become, :func:`write_delta` writes them. :mod:`sb3_extra_buffers.codecs.delta` defines their bytes.
+long they become, :func:`write_delta` writes them. :mod:`sb3_extra_buffers.codecs.delta_words` defines their bytes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch as th
 import triton
 import triton.language as tl
 
-from sb3_extra_buffers.codecs import delta as delta_format
+from sb3_extra_buffers.codecs import delta_words as delta_format
 from sb3_extra_buffers.gpu_buffers.kernels import LENGTH_BITS, DeviceFrames, Launcher, ObservationBatch, block_size
 from sb3_extra_buffers.gpu_buffers.kernels.gather import (
     NOT_SPECIALIZED,

@@ -1,0 +1,229 @@
+"""``delta`` as 1.0.0.dev0 wrote it, and as buffers on a GPU do: the words that changed since the previous frame.
+
+A record is a chain of frames. Each is given as the words that differ from its predecessor, the first as those that
+differ from the lane's *reference frame*. Words are 4 bytes of the frame, whatever its dtype, so the method is exact
+for all of them. A record consists of
+
+* per frame, a ``uint32``: the number of its changes, and in its two highest bits what they are relative to: 0 the
+  previous frame, 1 the reference frame, 2 a frame of zeros (which fill stacks after a reset), 3 nothing: the whole
+  frame follows;
+* the new words of all frames, one after the other, ``uint32``;
+* for each change, the number of unchanged words before it, ``uint8``. Where more than 255 words stay the same, an
+  unchanged word is written as if it had changed.
+
+All numbers are little-endian. Zeros fill up a frame whose size is not a multiple of 4 bytes.
+
+The reference frame of a lane is renewed when the changes that a newer one would have saved add up to its size.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sb3_extra_buffers.codecs.base import Bytes, Codec, Encoded, FrameSpec, Indices, Words
+from sb3_extra_buffers.codecs.references import UseCounts
+from sb3_extra_buffers.compiled import load_kernels
+from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
+from sb3_extra_buffers.state import SavedState, State
+
+KIND_SHIFT = 30
+"""The two highest bits of a frame's count say what its changes are relative to."""
+COUNT_MASK = (1 << KIND_SHIFT) - 1
+PREVIOUS, REFERENCE, ZERO, WHOLE = range(4)
+
+_KERNELS = "sb3_extra_buffers.codecs.delta_words_kernels"
+
+
+class DeltaWordsCodec(Codec):
+    """Changed words, in chains of ``frames_per_record`` frames."""
+
+    name = "delta"
+    record_format = "delta-words"
+
+    def __init__(self, frame: FrameSpec, *, frames_per_record: int = 16) -> None:
+        super().__init__(frame)
+        if not 1 <= frames_per_record <= 1024:
+            raise ConfigurationError(f"frames_per_record must be from 1 to 1024, not {frames_per_record!r}.")
+        self.frames_per_record = frames_per_record
+        self._n_words = -(-frame.nbytes // 4)
+        self._uses = UseCounts()
+        self._frames: Words = np.zeros((1, self._n_words), dtype=np.uint32)
+        # Of each lane: the number of its reference frame, the first frame of its newest record, and how many bytes a
+        # newer reference would have saved so far.
+        self._current = np.zeros(0, dtype=np.int64)
+        self._previous: Words = np.zeros((0, self._n_words), dtype=np.uint32)
+        self._regret = np.zeros(0, dtype=np.int64)
+
+    @property
+    def reference_frames(self) -> Words:
+        return self._frames
+
+    @property
+    def reference_bytes(self) -> int:
+        return self._frames.nbytes + self._previous.nbytes
+
+    @property
+    def min_encoded_size(self) -> int:
+        return min(4 * self.frames_per_record, self.record_bytes)
+
+    def encode(self, records: Bytes, lanes: Indices) -> Encoded:
+        words = self._as_words(records)
+        references = self._choose_references(words[:, 0], lanes)
+        bases = self._frames[references]
+        kernels = load_kernels(_KERNELS)
+        if kernels is None:
+            return Encoded(*encode_numpy(words, bases, self.frame.nbytes), references)
+        out = np.empty(len(records) * self.record_bytes, dtype=np.uint8)
+        lengths = np.empty(len(records), dtype=np.int64)
+        size = kernels.encode(words, bases, self.frame.nbytes, out, lengths)
+        return Encoded(out[:size], lengths, references)
+
+    def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
+        shape = (self.frames_per_record, self.frame.nbytes)
+        kernels = load_kernels(_KERNELS)
+        if kernels is not None:
+            done = kernels.decode(data, starts, lengths, references, out.reshape(-1, *shape), self._frames)
+            if done < len(starts):
+                raise CorruptDataError(f"The delta record at byte {starts[done]} does not decode.")
+            return
+        for row, start, length, reference in zip(
+            out, starts.tolist(), lengths.tolist(), references.tolist(), strict=True
+        ):
+            payload = data[start : start + length]
+            if len(payload) != length or not 0 <= reference < len(self._frames):
+                raise CorruptDataError(f"The record at byte {start} lies outside the store or has no reference.")
+            if length == self.record_bytes:
+                row[:] = payload
+            else:
+                row.reshape(shape)[:] = decode_numpy(payload, self._frames[reference], *shape)
+
+    def release(self, references: Indices) -> None:
+        self._uses.decref(references)
+
+    def count_uses(self, references: Indices) -> bool:
+        used = np.concatenate([references, self._current])
+        if len(used) and (used.min() < 0 or used.max() >= len(self._frames)):
+            return False
+        self._uses.restart(len(self._frames))
+        self._uses.incref(used)
+        return True
+
+    def check(self, references: Indices) -> None:
+        self._uses.check(np.concatenate([references, self._current]))
+        if len(self._uses) > len(self._frames):
+            raise CorruptDataError(f"{len(self._uses)} references are in use, but only {len(self._frames)} exist.")
+
+    def state(self) -> State:
+        return {
+            "frames": self._frames,
+            "current": self._current,
+            "previous": self._previous,
+            "regret": self._regret,
+        }
+
+    def restore(self, state: SavedState) -> None:
+        self._frames = state.array("frames", np.uint32, (None, self._n_words))
+        self._current = state.array("current", np.int64, (None,))
+        n_lanes = len(self._current)
+        self._previous = state.array("previous", np.uint32, (n_lanes, self._n_words))
+        self._regret = state.array("regret", np.int64, (n_lanes,))
+        if not len(self._frames) or not self.count_uses(np.zeros(0, dtype=np.int64)):
+            raise state.error("current", "names reference frames that do not exist")
+
+    def _as_words(self, records: Bytes) -> Words:
+        frames = records.reshape(len(records), self.frames_per_record, self.frame.nbytes)
+        missing = 4 * self._n_words - self.frame.nbytes
+        if missing:
+            frames = np.pad(frames, ((0, 0), (0, 0), (0, missing)))
+        return np.ascontiguousarray(frames).view("<u4")
+
+    def _choose_references(self, first_frames: Words, lanes: Indices) -> Indices:
+        self._make_room_for_lanes(int(lanes.max()) + 1)
+        current = self._current[lanes]
+        changes = np.count_nonzero(first_frames != self._frames[current], axis=1)
+        recent_changes = np.count_nonzero(first_frames != self._previous[lanes], axis=1)
+        self._previous[lanes] = first_frames
+        # Frames of zeros fill up stacks after a reset. They are no reason for another reference.
+        self._regret[lanes] += np.maximum(5 * (changes - recent_changes), 0) * first_frames.any(axis=1)
+        for row in np.flatnonzero(self._regret[lanes] > self.frame.nbytes).tolist():
+            number = self._uses.new()
+            if number >= len(self._frames):
+                self._frames = np.concatenate([self._frames, np.zeros_like(first_frames, shape=(4, self._n_words))])
+            self._frames[number] = first_frames[row]
+            replaced, self._current[lanes[row]] = self._current[[lanes[row]]], number
+            self._uses.decref(replaced)
+            self._regret[lanes[row]] = 0
+        references = self._current[lanes]
+        self._uses.incref(references)
+        return references
+
+    def _make_room_for_lanes(self, n_lanes: int) -> None:
+        missing = n_lanes - len(self._current)
+        if missing > 0:
+            self._current, self._regret, self._previous = (
+                np.pad(self._current, (0, missing)),
+                np.pad(self._regret, (0, missing)),
+                np.pad(self._previous, ((0, missing), (0, 0))),
+            )
+
+
+def encode_numpy(words: Words, bases: Words, frame_bytes: int) -> tuple[Bytes, Indices]:
+    """Defines the format, and runs without numba. Record ``words[i]`` is relative to reference frame ``bases[i]``."""
+    encoded = []
+    for record, base in zip(words, bases, strict=True):
+        counts, changed, skips = [], [], []
+        for frame, previous in zip(record, [base, *record[:-1]], strict=True):
+            kind, places = PREVIOUS, _changes(frame, previous)
+            if 8 * len(places) > len(frame):
+                for other_kind, other in ((REFERENCE, base), (ZERO, np.zeros_like(base))):
+                    other_places = _changes(frame, other)
+                    if len(other_places) < len(places):
+                        kind, places = other_kind, other_places
+            if 5 * len(places) >= 4 * len(frame):
+                counts.append(WHOLE << KIND_SHIFT)
+                changed.append(frame)
+            else:
+                counts.append(kind << KIND_SHIFT | len(places))
+                changed.append(frame[places])
+                skips.append((np.diff(places, prepend=-1) - 1).astype(np.uint8))
+        sections = [np.array(counts, dtype="<u4"), np.concatenate(changed).astype("<u4"), *skips]
+        payload = b"".join(section.tobytes() for section in sections)
+        raw = record.astype("<u4").view(np.uint8)[:, :frame_bytes].tobytes()
+        encoded.append(payload if len(payload) < len(raw) else raw)
+    return np.frombuffer(b"".join(encoded), dtype=np.uint8), np.array([len(payload) for payload in encoded])
+
+
+def decode_numpy(payload: Bytes, base: Words, n_frames: int, frame_bytes: int) -> Bytes:
+    """The frames of one record that is not raw."""
+    header = payload[: 4 * n_frames].tobytes()
+    if len(header) != 4 * n_frames:
+        raise CorruptDataError(f"A delta record of {len(payload)} bytes is too short for {n_frames} frames.")
+    kinds, counts = np.divmod(np.frombuffer(header, dtype="<u4").astype(np.int64), 1 << KIND_SHIFT)
+    n_changed = int(np.where(kinds == WHOLE, len(base), counts).sum())
+    n_skips = int(np.where(kinds == WHOLE, 0, counts).sum())
+    if len(payload) != 4 * n_frames + 4 * n_changed + n_skips:
+        raise CorruptDataError(f"A delta record of {len(payload)} bytes does not agree with its counts.")
+    changed = np.frombuffer(payload[4 * n_frames : 4 * n_frames + 4 * n_changed].tobytes(), dtype="<u4")
+    skips = payload[4 * n_frames + 4 * n_changed :].astype(np.int64)
+    frames = np.empty((n_frames, len(base)), dtype=np.uint32)
+    previous = base
+    for frame, kind, count in zip(frames, kinds.tolist(), counts.tolist(), strict=True):
+        if kind == WHOLE:
+            frame[:], changed = changed[: len(base)], changed[len(base) :]
+        else:
+            frame[:] = 0 if kind == ZERO else base if kind == REFERENCE else previous
+            places = np.cumsum(skips[:count] + 1) - 1
+            if count and places[-1] >= len(base):
+                raise CorruptDataError("A delta record changes words beyond the end of its frame.")
+            frame[places] = changed[:count]
+            changed, skips = changed[count:], skips[count:]
+        previous = frame
+    return frames.astype("<u4").view(np.uint8)[:, :frame_bytes]
+
+
+def _changes(frame: Words, base: Words) -> Indices:
+    """The words of ``frame`` to write: those that differ from ``base``, and one in every gap of 256 unchanged ones."""
+    places = np.flatnonzero(frame != base)
+    steps = zip([-1, *places[:-1].tolist()], places.tolist(), strict=len(places) > 0)
+    fillers = [np.arange(last + 256, place, 256) for last, place in steps if place - last > 256]
+    return np.sort(np.concatenate([places, *fillers]))
