@@ -35,7 +35,7 @@ ARENA, EXTENTS, FRAMES = "storage/arena.py", "storage/extent_arena.py", "storage
 INDEX, STORE = "storage/observation_index.py", "storage/observation_store.py"
 PLAIN = "storage/plain_store.py"
 DELTA, ZSTD_DICT, COUNTS = "codecs/delta.py", "codecs/zstd_dict.py", "codecs/references.py"
-DELTA_KERNELS = "codecs/delta_kernels.py"
+DELTA_ENCODE, DELTA_DECODE = "codecs/delta_encode_kernels.py", "codecs/delta_kernels.py"
 MATCHING, GATHERING = "storage/matching_kernels.py", "storage/gather_kernels.py"
 KERNELS = "gpu_buffers/kernels/"
 
@@ -282,37 +282,37 @@ CODEC_FAULTS = [
     ),
     Fault(
         "delta: a skip goes one byte too far",
-        DELTA_KERNELS,
+        DELTA_ENCODE,
         "            length += trailing_zeros(different)\n",
         "            length += trailing_zeros(different) + (length > 99)\n",
     ),
     Fault(
         "delta: a match is one byte too long",
-        DELTA_KERNELS,
+        DELTA_ENCODE,
         "is_match, source, length = True, best_source, best",
         "is_match, source, length = True, best_source, best + (best < min(30, size - at))",
     ),
     Fault(
         "delta: a long skip loses a byte",
-        DELTA_KERNELS,
+        DELTA_ENCODE,
         "steps, length = steps + 2, length - LONGEST_SKIP",
         "steps, length = steps + 2, length - LONGEST_SKIP - 1",
     ),
     Fault(
         "delta: a long match forgets its extra byte",
-        DELTA_KERNELS,
+        DELTA_DECODE,
         "                length += load8(at)\n                at += 1",
         "                at += 1",
     ),
     Fault(
         "delta: a frame after zeros is made from the frame before",
-        DELTA_KERNELS,
+        DELTA_DECODE,
         "    elif kind == ZERO:",
         "    elif kind == ZERO and size < 0:",
     ),
     Fault(
         "delta: the last literal of a step is left out",
-        DELTA_KERNELS,
+        DELTA_DECODE,
         "            copy(frame + position, at, n_literals)",
         "            copy(frame + position, at, n_literals - (n_literals > 9))",
     ),

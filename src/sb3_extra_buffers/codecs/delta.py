@@ -46,6 +46,7 @@ _SHORTEST_SKIP = 3
 _PADDING = 64
 """Bytes after each reference frame, so that kernels may read it in vectors."""
 _KERNELS = "sb3_extra_buffers.codecs.delta_kernels"
+_ENCODE_KERNELS = "sb3_extra_buffers.codecs.delta_encode_kernels"
 
 
 class DeltaCodec(Codec):
@@ -84,7 +85,7 @@ class DeltaCodec(Codec):
 
     def encode(self, records: Bytes, lanes: Indices) -> Encoded:
         references = self._choose_references(records[:, : self.frame.nbytes], lanes)
-        kernels = load_kernels(_KERNELS)
+        kernels = load_kernels(_ENCODE_KERNELS)
         if kernels is None:
             data, lengths, excess = encode_numpy(records, self._frames[references], self.frames_per_record)
         else:

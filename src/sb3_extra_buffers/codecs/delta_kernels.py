@@ -1,7 +1,7 @@
-"""Compiled form of :mod:`.delta`. Import through :func:`sb3_extra_buffers.compiled.load_kernels` only.
+"""Compiled decoder of :mod:`.delta`. Import through :func:`sb3_extra_buffers.compiled.load_kernels` only.
 
-Frames are addressed by bare numbers here, because they are read and written in vectors. All memory that holds a frame
-has :data:`.VECTOR_BYTES` more bytes behind it.
+Frames are addressed by bare numbers here, because they are written in vectors. All memory that holds a frame has
+:data:`.VECTOR_BYTES` more bytes behind it.
 """
 
 from __future__ import annotations
@@ -9,363 +9,25 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit, types
 
-from sb3_extra_buffers.codecs.base import Bytes, Indices
-from sb3_extra_buffers.codecs.delta import (
-    LONG_MATCH,
-    LONGEST_MATCH,
-    LONGEST_SKIP,
-    MATCH_BYTES,
-    MATCH_LITERALS,
-    N_SOURCES,
-    PREVIOUS,
-    REFERENCE,
-    SKIP_LITERALS,
-    WHOLE,
-    ZERO,
-    header_bytes,
-)
+from sb3_extra_buffers.codecs.base import Bytes, Indices, Words
+from sb3_extra_buffers.codecs.delta import LONG_MATCH, LONGEST_SKIP, MATCH_BYTES, REFERENCE, WHOLE, ZERO, header_bytes
 from sb3_extra_buffers.codecs.memory_kernels import (
     VECTOR_BYTES,
+    address,
     copy,
-    copy64,
-    equal_bytes,
-    leading_zeros,
+    copy_padded,
     load8,
     load16,
     repeat,
     store8,
-    store16,
-    trailing_zeros,
 )
-
-Words = npt.NDArray[np.uint32]
 
 _INT, _INTS, _WORDS, _FRAMES = types.int64, types.int64[::1], types.uint32[:, ::1], types.uint8[:, :, ::1]
 _STORED = types.Array(types.uint8, 1, "C", readonly=True)
 
-_BIT, _ALL = np.uint64(1), np.uint64(0xFFFFFFFFFFFFFFFF)
-_SHORTEST_MATCH = 5
-"""Shorter ones would save a byte or two, and every step takes time to decode."""
-_SEARCH_ALL_EVERY = 16
-"""In one of so many records, matches are searched at all distances; in the others, at those that were found most."""
-_N_SEARCHED = 8
-
 _header_bytes: Any = njit(header_bytes)
-
-
-@njit(nogil=True, cache=True)
-def _address(array: npt.NDArray[Any]) -> int:
-    return np.intp(array.ctypes.data)  # numba would turn sums of it and signed numbers into floats
-
-
-@njit(nogil=True, cache=True)
-def _equal_length(first: int, second: int, length: int, limit: int) -> int:
-    """How many bytes of two places are equal, of which ``length`` are known to be."""
-    while length < limit:
-        different = ~equal_bytes(first + length, second + length)
-        if different:
-            length += trailing_zeros(different)
-            break
-        length += 64
-    return min(length, limit)
-
-
-@njit(nogil=True, cache=True)
-def _ones_from(mask: int, bit: int) -> int:
-    return trailing_zeros(~(np.uint64(mask) >> np.uint64(bit)))
-
-
-@njit(nogil=True, cache=True)
-def _runs_of_four(mask: int) -> int:
-    """The bits that are set and followed by three others that are."""
-    pairs = mask & (mask >> np.uint64(1))
-    return pairs & (pairs >> np.uint64(2))
-
-
-@njit(nogil=True, cache=True)
-def _write_step(
-    out: int, steps: int, is_match: bool, source: int, length: int, literals: int, n_literals: int
-) -> tuple[int, int]:
-    """Write a skip or match to ``steps``, and the literals after it to ``out``. Returns where the next ones go."""
-    if is_match:
-        some = min(n_literals, MATCH_LITERALS)
-        short = min(length - MATCH_BYTES, LONG_MATCH)
-        store16(steps, 1 | source << 1 | short << 6 | some << 11)
-        if short == LONG_MATCH:
-            store8(out, length - MATCH_BYTES - LONG_MATCH)
-            out += 1
-    else:
-        while length > LONGEST_SKIP:
-            store16(steps, LONGEST_SKIP << 1)
-            steps, length = steps + 2, length - LONGEST_SKIP
-        some = min(n_literals, SKIP_LITERALS)
-        store16(steps, length << 1 | some << 10)
-    steps += 2
-    while True:
-        copy64(out, literals)
-        out, literals, n_literals = out + some, literals + some, n_literals - some
-        if n_literals == 0:
-            return out, steps
-        some = min(n_literals, SKIP_LITERALS)
-        store16(steps, some << 10)
-        steps += 2
-
-
-@njit(nogil=True, cache=True)
-def _write_backwards(out: int, steps: int, end: int) -> int:
-    """Write steps behind the literals, the first one last. Returns where they end."""
-    while end > steps:
-        end -= 2
-        store16(out, load16(end))
-        out += 2
-    return out
-
-
-@njit(nogil=True, cache=True)
-def _encode_frame(
-    frame: int,
-    base: int,
-    reference: int,
-    size: int,
-    distances: Indices,
-    searched: Indices,
-    n_searched: int,
-    equal: npt.NDArray[np.uint64],
-    found: Indices,
-    steps: int,
-    out: int,
-) -> int:
-    """Write the steps that turn ``base`` into ``frame`` to ``out``, all of them addresses. Returns their length.
-
-    Works on blocks of 64 bytes. For each source, a mask says which bytes of the block are equal to those at the source,
-    so that the next place where it pays to skip or to copy is found by a few operations on masks.
-
-    :param searched: The sources to look for matches in; see :func:`.delta.default_distances`.
-    :param equal: Scratch memory for one mask per source.
-    :param found: Incremented by what a source has saved.
-    :param steps: Scratch memory.
-    """
-    begin, first = out, steps
-    position = _equal_length(frame, base, 0, size)
-    if position == size:
-        return 0
-    # The step that is to be written as soon as the number of its literals is known.
-    is_match, source, length = False, np.int64(0), position
-    literals = position
-    while position < size:
-        block, left = position, size - position
-        inside = _ALL if left >= 64 else (_BIT << np.uint64(left)) - _BIT
-        n_starts = 64 if left < 64 else 64 - _SHORTEST_MATCH + 1
-        unchanged = equal_bytes(frame + block, base + block) & inside
-        skips = _runs_of_four(unchanged)
-        if left < 64:  # at the end of the frame, a skip of any length costs nothing
-            changed_bits = 64 - leading_zeros(inside & ~unchanged)
-            if changed_bits < 64:
-                skips |= inside & (_ALL << np.uint64(changed_bits))
-        starts = skips
-        for i in range(n_searched):
-            distance = distances[searched[i]]
-            if distance <= block:
-                other = (frame if searched[i] else reference) + block - distance
-                mask = equal_bytes(frame + block, other) & inside
-                starts |= _runs_of_four(mask) & (mask >> np.uint64(4))
-                equal[i] = mask
-            else:
-                equal[i] = 0
-        bit = np.int64(0)
-        while bit < n_starts and (starts >> np.uint64(bit)) != 0:
-            bit += trailing_zeros(starts >> np.uint64(bit))
-            if bit >= n_starts:
-                break
-            at = block + bit
-            skip = _ones_from(unchanged, bit) if (skips >> np.uint64(bit)) & _BIT else 0
-            best, best_source = np.int64(0), np.int64(0)
-            for i in range(n_searched):
-                ones = _ones_from(equal[i], bit)
-                if ones > best:
-                    best, best_source = ones, searched[i]
-            if skip > 0 and (skip + 2 >= best or bit + skip >= 64):  # nothing is decoded faster than a skip
-                if bit + skip >= 64:
-                    skip = _equal_length(frame + at, base + at, skip, size - at)
-                out, steps = _write_step(out, steps, is_match, source, length, frame + literals, at - literals)
-                if at + skip >= size:
-                    return _write_backwards(out, first, steps) - begin
-                is_match, length = False, skip
-            else:
-                if bit + best >= 64:
-                    known = best
-                    for i in range(n_searched):
-                        if bit + _ones_from(equal[i], bit) >= 64:
-                            other = (frame if searched[i] else reference) + at - distances[searched[i]]
-                            whole = _equal_length(frame + at, other, known, min(size - at, LONGEST_MATCH))
-                            if whole > best:
-                                best, best_source = whole, searched[i]
-                    best = min(best, size - at, LONGEST_MATCH)
-                best = _without_unchanged_end(frame + at, base + at, best, size - at)
-                out, steps = _write_step(out, steps, is_match, source, length, frame + literals, at - literals)
-                is_match, source, length = True, best_source, best
-                found[source] += length - 2
-            literals = at + length
-            bit = literals - block
-        position = min(max(literals, block + n_starts), size)
-    out, steps = _write_step(out, steps, is_match, source, length, frame + literals, size - literals)
-    return _write_backwards(out, first, steps) - begin
-
-
-@njit(nogil=True, cache=True)
-def _without_unchanged_end(frame: int, base: int, length: int, left: int) -> int:
-    """Shorten a match whose end has not changed, if a skip follows anyway."""
-    if length < left and load8(frame + length) != load8(base + length):
-        return length
-    while length > _SHORTEST_MATCH:
-        first = max(length - 64, _SHORTEST_MATCH)
-        changed = ~equal_bytes(frame + first, base + first)
-        if length - first < 64:
-            changed &= (_BIT << np.uint64(length - first)) - _BIT
-        if changed:
-            return first + 64 - leading_zeros(changed)
-        length = first
-    return length
-
-
-@njit(nogil=True, cache=True)
-def _count_changes(frame: int, base: int, size: int) -> int:
-    count = 0
-    for at in range(size):
-        count += load8(frame + at) != load8(base + at)
-    return count
-
-
-@njit(nogil=True, cache=True)
-def _copy_padded(target: int, source: int, size: int) -> None:
-    """Copy ``size`` bytes, and up to 64 after them."""
-    for at in range(0, size, 64):
-        copy64(target + at, source + at)
-
-
-@njit(nogil=True, cache=True)
-def encode(
-    records: Bytes,
-    references: Indices,
-    table: Words,
-    group: int,
-    distances: Indices,
-    found: Indices,
-    out: Bytes,
-    lengths: Indices,
-    excess: Indices,
-) -> int:
-    """Encode the rows of ``records``, relative to the reference frames ``table[references[i]]``, into ``out``.
-
-    :param found: What each source has saved lately, and the number of records so far. Changes.
-    :param out: Has room for all records as they are, and some more, for vectors.
-    :param excess: Is filled with how many bytes more the first frame of each record took than the others.
-    :return: The size of all records together.
-    """
-    record_bytes = records.shape[1]
-    size = record_bytes // group
-    header = _header_bytes(size)
-    equal = np.empty(N_SOURCES, dtype=np.uint64)
-    searched = np.empty(N_SOURCES, dtype=np.int64)
-    # Vectors may be read beyond the last frame, so it is copied to where there is room.
-    last_frame = np.zeros(size + 2 * VECTOR_BYTES, dtype=np.uint8)
-    zero = np.zeros(size + 2 * VECTOR_BYTES, dtype=np.uint8)
-    attempt = np.empty(2 * size + 4 * VECTOR_BYTES, dtype=np.uint8)
-    steps = np.empty(2 * size + 4 * VECTOR_BYTES, dtype=np.uint8)
-    last_frame[:size] = records[len(records) - 1, record_bytes - size :]
-    last_at, zero_at, attempt_at, steps_at = _address(last_frame), _address(zero), _address(attempt), _address(steps)
-    records_at, out_at, table_at = _address(records), _address(out), _address(table)
-    position = 0
-    for record in range(len(records)):
-        n_searched = _choose_sources(found, searched)
-        reference = table_at + references[record] * 4 * table.shape[1]
-        at = position + group * header
-        base, first_length = reference, 0
-        for i in range(group):
-            frame = records_at + record * record_bytes + i * size
-            if record == len(records) - 1 and i == group - 1:
-                frame = last_at
-            kind = PREVIOUS
-            length = _encode_frame(
-                frame,
-                base,
-                reference,
-                size,
-                distances,
-                searched,
-                n_searched,
-                equal,
-                found,
-                steps_at,
-                out_at + at,
-            )
-            if 8 * length > size:  # as at the start of an episode: the reference or zeros may be closer
-                changes = _count_changes(frame, base, size)
-                for other_kind, other in ((REFERENCE, reference), (ZERO, zero_at)):
-                    if _count_changes(frame, other, size) < changes:
-                        other_length = _encode_frame(
-                            frame,
-                            other,
-                            reference,
-                            size,
-                            distances,
-                            searched,
-                            n_searched,
-                            equal,
-                            found,
-                            steps_at,
-                            attempt_at,
-                        )
-                        if other_length < length:
-                            kind, length = other_kind, other_length
-                            _copy_padded(out_at + at, attempt_at, length)
-            if length >= size:
-                kind, length = WHOLE, size
-                _copy_padded(out_at + at, frame, size)
-            place = position + i * header
-            count = kind | length << 2
-            for byte in range(header):
-                out[place + byte] = (count >> (8 * byte)) & 255
-            at += length
-            base = frame
-            if i == 0:
-                first_length = length
-        total = at - position
-        others = (total - group * header - first_length) // (group - 1) if group > 1 else first_length // 2
-        excess[record] = max(first_length - others, 0)
-        if total >= record_bytes:
-            total = record_bytes
-            for byte in range(record_bytes):
-                out[position + byte] = records[record, byte]
-        lengths[record] = total
-        position += total
-    return position
-
-
-@njit(nogil=True, cache=True)
-def _choose_sources(found: Indices, searched: Indices) -> int:
-    """Fill ``searched`` with the sources to look for matches in. Returns their number."""
-    n_records = found[N_SOURCES]
-    found[N_SOURCES] += 1
-    if n_records % _SEARCH_ALL_EVERY == 0:
-        for source in range(N_SOURCES):
-            searched[source] = source
-            found[source] //= 2
-        return N_SOURCES
-    searched[0] = 0
-    for i in range(1, _N_SEARCHED):
-        best = 0
-        for source in range(1, N_SOURCES):
-            is_new = True
-            for j in range(1, i):
-                is_new = is_new and searched[j] != source
-            if is_new and (best == 0 or found[source] > found[best]):
-                best = source
-        searched[i] = best
-    return _N_SEARCHED
 
 
 @njit(nogil=True, cache=True)
@@ -406,7 +68,7 @@ def follow(frame: int, reference: int, size: int, header: int, at: int, data_end
             store8(frame + byte, load8(at + byte))
         return True
     if kind == REFERENCE:
-        _copy_padded(frame, reference, size)
+        copy_padded(frame, reference, size)
     elif kind == ZERO:
         for byte in range(size):
             store8(frame + byte, 0)
@@ -459,7 +121,7 @@ def decode(
     """Decode records into ``out[i]``. Returns the number of the first invalid one, or ``len(starts)``."""
     group, size = out.shape[1], out.shape[2]
     frame = np.empty(4 * table.shape[1], dtype=np.uint8)
-    frame_at, data_at = _address(frame), _address(data)
+    frame_at, data_at = address(frame), address(data)
     for row in range(len(starts)):
         start, length, reference = starts[row], lengths[row], references[row]
         if start < 0 or length < 0 or start + length > data.shape[0]:
@@ -472,8 +134,8 @@ def decode(
         at = first_step(data, start, length, group, size)
         if at < 0 or not 0 <= reference < table.shape[0]:
             return row
-        reference_at = _address(table) + reference * 4 * table.shape[1]
-        _copy_padded(frame_at, reference_at, size)
+        reference_at = address(table) + reference * 4 * table.shape[1]
+        copy_padded(frame_at, reference_at, size)
         for i in range(group):
             header = frame_header(data, start, i, size)
             if not follow(frame_at, reference_at, size, header, data_at + at, data_at + data.shape[0], distances):
@@ -485,8 +147,4 @@ def decode(
 
 
 def compile_all() -> None:
-    records, numbers = np.zeros((1, 4), dtype=np.uint8), np.zeros(1, dtype=np.int64)
-    table, sources = np.zeros((1, 1 + VECTOR_BYTES), dtype=np.uint32), np.zeros(N_SOURCES + 1, dtype=np.int64)
-    encode(
-        records, numbers, table, 1, sources, sources.copy(), np.zeros(1024, np.uint8), numbers.copy(), numbers.copy()
-    )
+    """Nothing to do: functions with declared types are compiled when they are defined."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
@@ -125,6 +126,18 @@ equal_bytes: Any = intrinsic(_equal_bytes)
 """``equal_bytes(first, second)``: bit ``i`` says whether the bytes ``i`` of two blocks of 64 bytes are equal."""
 trailing_zeros, leading_zeros = _counting("cttz"), _counting("ctlz")
 """The number of zero bits below the lowest one, or above the highest one; 64 for zero."""
+
+
+@njit(nogil=True, cache=True)
+def address(array: npt.NDArray[Any]) -> int:
+    return np.intp(array.ctypes.data)  # numba would turn sums of it and signed numbers into floats
+
+
+@njit(nogil=True, cache=True)
+def copy_padded(target: int, source: int, size: int) -> None:
+    """Copy ``size`` bytes, and up to 64 after them."""
+    for at in range(0, size, 64):
+        copy64(target + at, source + at)
 
 
 @njit(nogil=True, cache=True)
