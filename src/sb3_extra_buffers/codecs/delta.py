@@ -72,6 +72,10 @@ class DeltaCodec(Codec):
         self._found = np.zeros(N_SOURCES + 1, dtype=np.int64)
 
     @property
+    def label(self) -> str:
+        return self.name if self.frames_per_record == _FRAMES_PER_RECORD else f"{self.name} x{self.frames_per_record}"
+
+    @property
     def reference_frames(self) -> Words:
         return self._frames
 
