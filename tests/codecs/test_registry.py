@@ -186,7 +186,8 @@ def test_nothing_is_left_unregistered() -> None:
                 for statement in node.body
             ):
                 named.add((path.stem, node.name))
-    assert named <= registered
+    # What ``delta`` was in earlier files is no method of its own.
+    assert named - {("delta_words", "DeltaWordsCodec")} <= registered
 
 
 @pytest.mark.parametrize("name", usable_methods())

@@ -183,6 +183,12 @@ STORAGE_FAULTS = [
         "        for i in range(chunk - 1):\n            frame[i] = source[i]",
     ),
     Fault(
+        "the oldest frames are searched where nothing has changed",
+        STORE,
+        "            self._is_current[slot // self._piece] = False\n",
+        "",
+    ),
+    Fault(
         "observations are read from the lane beside",
         INDEX,
         "row[:] = self.ends[column].reshape(-1).take(slots * self.n_envs + envs)",
@@ -204,8 +210,8 @@ STORAGE_FAULTS = [
     Fault(
         "observations are stored anew in another lane",
         INDEX,
-        "self.ends[column][slot, lanes] = self.frames.append(lanes, found, self._oldest)",
-        "self.ends[column][slot, lanes] = self.frames.append(lanes[::-1], found, self._oldest)",
+        "numbers = self.frames.append(lanes, found, self._oldest)",
+        "numbers = self.frames.append(lanes[::-1], found, self._oldest)",
     ),
     Fault(
         "a stack is taken for one frame deeper",

@@ -54,6 +54,12 @@ class ObservationIndex(BaseStore):
         self._make_arena = make_arena
         self.ends = [self._make_zeros((n_slots, n_envs), np.dtype(np.uint32)) for _ in range(self.n_columns)]
         """The number of the frame after an observation's last frame; 0 where there is no observation."""
+        self._piece = _PIECE
+        self._lowest_ends = np.zeros((0, n_envs), dtype=np.uint32)
+        """For each piece of the slots, the lowest end of each lane, less one."""
+        self._is_current = np.zeros(-(-n_slots // self._piece), dtype=np.bool_)
+        """Whether a piece of the slots has not changed since its lowest ends were found."""
+        self._ends_searched: list[npt.NDArray[np.uint32]] | None = None
         self._earlier: list[EarlierCodec] = []
         """Replaced codecs that still hold observations, the newest first."""
         self._compact_at = _WORTH_COMPACTING
@@ -134,7 +140,9 @@ class ObservationIndex(BaseStore):
                         found = np.empty((len(lanes), *self.shape), dtype=self.stored_dtype)
                         firsts = ends[slot, lanes].astype(np.int64) - old_layout.stack
                         gather_observations(stores, old_layout, lanes, firsts[None], [found])
-                        self.ends[column][slot, lanes] = self.frames.append(lanes, found, self._oldest)
+                        numbers = self.frames.append(lanes, found, self._oldest)
+                        self._is_current[slot // self._piece] = False
+                        self.ends[column][slot, lanes] = numbers
         except BaseException:
             self.layout, self.recipe, self.frames, self.ends, self._earlier = before
             raise
@@ -217,12 +225,20 @@ class ObservationIndex(BaseStore):
 
     def _oldest(self) -> Indices:
         """The oldest frame of each lane that an observation still needs."""
-        # In pieces: temporary arrays as large as the index would leave holes in the process's memory.
-        # Less one, so that "never written" becomes the largest number instead of the smallest.
-        used = max(self.slots_used, 1)
-        pieces = (ends[i : min(i + _PIECE, used)] for ends in self.ends for i in range(0, used, _PIECE))
-        oldest_ends = np.stack([(piece - np.uint32(1)).min(axis=0) for piece in pieces]).min(axis=0)
-        oldest: Indices = oldest_ends.astype(np.int64) + 1 - self.layout.stack
+        n_pieces = -(-max(self.slots_used, 1) // self._piece)
+        if self._ends_searched is not self.ends:
+            self._ends_searched, self._is_current[:] = self.ends, False
+        if n_pieces > len(self._lowest_ends):
+            larger = np.zeros((min(2 * n_pieces, len(self._is_current)), self.n_envs), dtype=np.uint32)
+            larger[: len(self._lowest_ends)] = self._lowest_ends
+            self._lowest_ends = larger
+        for piece in np.flatnonzero(~self._is_current[:n_pieces]).tolist():
+            part = slice(piece * self._piece, min((piece + 1) * self._piece, max(self.slots_used, 1)))
+            # Less one, so that "never written" becomes the largest number instead of the smallest.
+            lowest = [(ends[part] - np.uint32(1)).min(axis=0) for ends in self.ends]
+            self._lowest_ends[piece] = np.min(lowest, axis=0)
+            self._is_current[piece] = True
+        oldest: Indices = self._lowest_ends[:n_pieces].min(axis=0).astype(np.int64) + 1 - self.layout.stack
         return oldest
 
     def slots_by_age(self, *columns: npt.NDArray[np.uint32]) -> Indices:

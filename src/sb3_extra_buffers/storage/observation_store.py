@@ -124,6 +124,7 @@ class ObservationStore(ObservationIndex):
         for i, (column, slot) in enumerate(places):
             if slot >= self.slots_used:  # first: frames of slots that are not in use are released
                 self.slots_used = slot + 1
+            self._is_current[slot // self._piece] = False
             self.ends[column][slot if lanes is None else (slot, lanes)] = ends[i]
         if digests is not None:
             self._place_digests(places, digests, lanes)
@@ -148,6 +149,7 @@ class ObservationStore(ObservationIndex):
         with self.lock.held:
             if self._decide_at is not None:
                 self._save_steps(self.slots_by_age(self.ends[0]))
+            self._is_current[:] = False
             for ends in self.ends:
                 ends[: self.slots_used] = 0
             if self.digests is not None:
@@ -305,6 +307,7 @@ class ObservationStore(ObservationIndex):
             self._earlier.append(EarlierCodec(self.recipe, self.frames))
         self.use(layout, CodecRecipe.restored(state))
         self.frames.restore(state.part("frames"))
+        self._is_current[:] = False
         self._restore_columns(state.part("ends"), self.ends)
         self.slots_used = self.n_slots
         self._restore_digests(state)
