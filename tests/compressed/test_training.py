@@ -140,3 +140,36 @@ def test_ends_in_the_same_network(training: str, method: str) -> None:
     assert list(actual) == list(expected)
     for name in expected:
         assert th.equal(actual[name], expected[name]), name
+
+
+def train_on_float64(algorithm: type[BaseAlgorithm], **buffer: Any) -> BaseAlgorithm:
+    space, actions = spaces.Box(-np.inf, np.inf, (6,), np.float64), spaces.Box(-1, 1, (2,), np.float32)
+    env = make_vec_env(lambda: PreciseEnv(space, actions), n_envs=2, seed=0)
+    options = {"learning_starts": 50, "buffer_size": 120} if algorithm is SAC else {"n_steps": 40, "batch_size": 20}
+    model = algorithm("MlpPolicy", env, policy_kwargs={"net_arch": [8]}, seed=0, device="cpu", **options, **buffer)
+    return model.learn(240)
+
+
+class PreciseEnv(SpaceEnv):
+    """Its observations are no float32 numbers."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        if kwargs.get("seed") is not None:
+            self.rng = np.random.default_rng(kwargs["seed"])
+        self.steps = 0
+        return self.rng.normal(size=6), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self.rng.normal(size=6) / 3, float(np.sum(action)), self.steps % 13 == 0, self.steps >= 20, {}
+
+
+@pytest.mark.parametrize("algorithm", [SAC, PPO])
+@pytest.mark.filterwarnings("ignore:Observations of dtype float64 are stored as float32")
+def test_float64_observations_stored_as_float32_end_in_the_same_network(algorithm: type[BaseAlgorithm]) -> None:
+    """SB3's networks get float32 anyway."""
+    kind, cls = ("replay", CompressedReplayBuffer) if algorithm is SAC else ("rollout", CompressedRolloutBuffer)
+    buffer = {f"{kind}_buffer_class": cls, f"{kind}_buffer_kwargs": {"dtypes": {"elem_type": "float32"}}}
+    expected = train_on_float64(algorithm).policy.state_dict()
+    for name, tensor in train_on_float64(algorithm, **buffer).policy.state_dict().items():
+        assert th.equal(tensor, expected[name]), name
