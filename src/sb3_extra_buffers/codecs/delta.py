@@ -186,8 +186,12 @@ class DeltaCodec(Codec):
     def _renew_reference(self, lane: int, frame: Bytes) -> None:
         number = self._uses.new()
         if number >= len(self._frames):
-            more = np.zeros((4 + len(self._frames) // 16, self._n_words), dtype=np.uint32)
-            self._frames = np.concatenate([self._frames, more])
+            n_more = 4 + len(self._frames) // 16
+            try:
+                self._frames.resize((len(self._frames) + n_more, self._n_words))  # copies nothing, if the system can
+            except ValueError:  # somebody else refers to the array, or its memory belongs to another
+                more = np.zeros((n_more, self._n_words), dtype=np.uint32)
+                self._frames = np.concatenate([self._frames, more])
         self._frames[number].view(np.uint8)[: len(frame)] = frame
         replaced, self._current[lane] = self._current[[lane]], number
         self._uses.decref(replaced)
