@@ -204,6 +204,8 @@ def test_which_observations_are_stored_as_rows() -> None:
     assert not suits(AUTO, (28224,), np.dtype(np.uint8))
     assert not suits(StorageConfig(None, frame_stack=4), (8,), FLOATS)
     assert suits(StorageConfig(None, np.dtype(np.float32)), (1000,), FLOATS)
+    assert suits(StorageConfig(None, prefer="memory"), (17,), FLOATS)
+    assert not suits(StorageConfig(None, prefer="memory"), (105,), FLOATS)
 
 
 def test_buffers_store_vectors_as_rows() -> None:

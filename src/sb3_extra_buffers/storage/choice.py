@@ -37,7 +37,7 @@ _READS = 8
 """How often an observation is read for each time that it is stored: by DQN with its usual batches, and by PPO."""
 _READ_AT_MOST = 1 << 19
 _MOST_LANES = 2
-_SMALLEST_FRAME = 512
+SMALLEST_FRAME = 512
 """Smaller frames are not compressed: finding their records would cost too much."""
 _STAY = 0.75
 """The codec in use is only replaced by one that costs this part or less."""
@@ -53,7 +53,7 @@ _FOR_MEMORY_OF_RGB = [CodecRecipe(parse_method("zstd-dict/9"), {"frames_per_reco
 
 
 def is_worth_compressing(layout: StackLayout) -> bool:
-    return layout.frame.nbytes >= _SMALLEST_FRAME
+    return layout.frame.nbytes >= SMALLEST_FRAME
 
 
 @dataclass(frozen=True)

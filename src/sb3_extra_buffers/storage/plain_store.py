@@ -24,6 +24,7 @@ from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.base_store import CPU, BaseStore
+from sb3_extra_buffers.storage.choice import SMALLEST_FRAME
 from sb3_extra_buffers.storage.config import StorageConfig
 from sb3_extra_buffers.storage.digests import Digests
 from sb3_extra_buffers.storage.memory import zeros
@@ -44,6 +45,8 @@ def suits(config: StorageConfig, shape: tuple[int, ...], dtype: np.dtype[Any]) -
     if config.frame_stack not in ("auto", None, 1):  # frames that observations share take less memory
         return False
     size = math.prod(shape) * (config.elem_type or dtype).itemsize
+    if config.recipe is None and config.prefer == "memory" and size >= SMALLEST_FRAME:
+        return False
     return size <= (_LARGEST_VECTOR if len(shape) <= 1 else _LARGEST_IMAGE)
 
 
@@ -193,7 +196,7 @@ class PlainStore(BaseStore):
         rows[lacking] = self._new_rows(len(lacking))
         if slot == self._newest:
             self._newest_bytes = None
-        self._rows[rows] = values.reshape(len(lanes), -1)
+        self._rows[rows] = values.reshape(len(lanes), self._rows.shape[1])
         self._has_own_rows[slot] = True
         self._next_rows[slot, lanes] = rows
 
