@@ -19,7 +19,7 @@ from sb3_extra_buffers.storage.config import CodecRecipe, Preference
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.stacking import RGB, StackLayout
 
-TIME_WEIGHTS: dict[Preference, float] = {"speed": 4.0, "balanced": 0.85, "memory": 0.2}
+TIME_WEIGHTS: dict[Preference, float] = {"speed": 4.0, "balanced": 0.85, "memory": 0.05}
 """Cost is bytes times time to this power. When balanced, half the memory is worth a little more than twice the time."""
 TIME_WEIGHT = TIME_WEIGHTS["balanced"]
 SLOWEST_READ: dict[Preference, float] = {"speed": 1.0, "balanced": 1.0, "memory": 3.0}
@@ -30,7 +30,7 @@ a batch and the batch into a tensor, each time to fresh memory, and most of what
 ``python -m benchmarks.studies.workloads``: 3.7 to 4.1 for images of 9 to 64 kB."""
 _FIXED_BYTES = 64
 """About the size of a transition without its frame, whatever the codec."""
-_SMALL_ENOUGH = 1 / 64
+_SMALL_ENOUGH: dict[Preference, float] = {"speed": 1 / 64, "balanced": 1 / 64, "memory": 0.0}
 """Compressed to this part of a raw frame, further savings matter less and less."""
 _LEAST_SAVING = 0.1
 _READS = 8
@@ -67,7 +67,7 @@ class Trial:
     reading: float
 
     def cost(self, prefer: Preference) -> float:
-        memory = self.frame_bytes + _FIXED_BYTES + _SMALL_ENOUGH * self.raw_bytes
+        memory = self.frame_bytes + _FIXED_BYTES + _SMALL_ENOUGH[prefer] * self.raw_bytes
         return float(memory * (self.storing + _READS * self.reading) ** TIME_WEIGHTS[prefer])
 
     def __str__(self) -> str:
