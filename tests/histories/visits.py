@@ -11,6 +11,7 @@ from unittest.mock import patch
 import numpy as np
 
 from sb3_extra_buffers.codecs.delta import DeltaCodec
+from sb3_extra_buffers.codecs.delta_words import DeltaWordsCodec
 from sb3_extra_buffers.codecs.zstd_dict import ZstdDictCodec
 from sb3_extra_buffers.gpu_buffers.arena import CappedArena
 from sb3_extra_buffers.gpu_buffers.device_codecs import DeviceDelta
@@ -40,7 +41,7 @@ KINDS = (
 def counted(visits: Visits) -> Iterator[None]:
     """While this lasts, ``visits`` counts."""
 
-    def references(codec: DeltaCodec, *_: Any) -> Look:
+    def references(codec: DeltaCodec | DeltaWordsCodec, *_: Any) -> Look:
         before = codec._current.copy()
 
         def after(_: Any) -> None:
@@ -102,6 +103,7 @@ def counted(visits: Visits) -> Iterator[None]:
 
     looks: list[tuple[type[Any], str, Look]] = [
         (DeltaCodec, "_choose_references", references),
+        (DeltaWordsCodec, "_choose_references", references),
         (DeviceDelta, "_new_reference", new_reference),
         (ZstdDictCodec, "_renew", dictionary),
         (FrameStore, "_encode_waiting", index),
