@@ -81,10 +81,10 @@ DQN("MlpPolicy", "CartPole-v1", buffer_size=99, replay_buffer_class=CompressedRe
 """,
         """
 space = gym.spaces.Box(0, 255, (4, 36, 36), np.uint8)
-buffer = CompressedReplayBuffer(300, space, gym.spaces.Discrete(2), "cpu")
-frames = np.zeros((120, 36, 36), dtype=np.uint8)
-frames[np.arange(120), np.arange(120) % 36] = 7
-for t in range(110):
+buffer = CompressedReplayBuffer(1000, space, gym.spaces.Discrete(2), "cpu", prefer="memory")
+frames = np.zeros((1000, 36, 36), dtype=np.uint8)
+frames[np.arange(1000), np.arange(1000) % 36] = 7
+for t in range(990):
     buffer.add(frames[None, t : t + 4], frames[None, t + 1 : t + 5], np.zeros((1, 1)), np.zeros(1), np.zeros(1), [{}])
 assert buffer.memory_usage().ratio > 10, buffer.memory_usage()
 assert (buffer.observations[5, 0] == frames[5:9]).all()

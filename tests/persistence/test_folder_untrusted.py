@@ -8,9 +8,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from gymnasium import spaces
 
-from sb3_extra_buffers.compressed import CompressedReplayBuffer
+from sb3_extra_buffers.compressed import CompressedDictReplayBuffer, CompressedReplayBuffer
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
 from sb3_extra_buffers.errors import CorruptDataError, ExtraBuffersError
 from sb3_extra_buffers.persistence.container import Container, write
@@ -85,7 +87,14 @@ def test_an_arena_is_a_file_of_the_folder_and_of_no_other_use(name: Any, tmp_pat
 
 
 def test_two_stores_cannot_have_one_file(tmp_path: Path) -> None:
-    filled(tmp_path, name="CompressedDictReplayBuffer").close()
+    image, actions = spaces.Box(0, 255, (1, 24, 24), np.uint8), spaces.Discrete(2)
+    buffer = CompressedDictReplayBuffer(
+        50, spaces.Dict({"left": image, "right": image}), actions, "cpu", storage="mmap", path=tmp_path
+    )
+    for number in range(40):  # the same in both, so that only the name of the file is wrong
+        pair = [{key: np.full((1, 1, 24, 24), number + i, np.uint8) for key in ("left", "right")} for i in (0, 1)]
+        buffer.add(*pair, np.zeros((1, 1)), np.zeros(1), np.zeros(1), [{}])
+    buffer.close()
     with Container.open(tmp_path / "state") as file:
         meta, arrays = file.meta, {key: file.read(key) for key in file.arrays}
     stores = meta["state"]["stores"]

@@ -288,6 +288,7 @@ class ObservationStore(ObservationIndex):
                 str(i): {**recipe.state(), "frames": frames.state()} for i, (recipe, frames) in enumerate(self._earlier)
             },
             "steps": self._steps,
+            "choice": self.choice,
             "decide_at": self._decide_at,
             "usual_frame_bytes": self._usual_frame_bytes,
         }
@@ -297,6 +298,7 @@ class ObservationStore(ObservationIndex):
         self._decide_at = state.integer("decide_at") if state.has("decide_at") else None
         self._usual_frame_bytes = state.number("usual_frame_bytes") if state.has("usual_frame_bytes") else None
         self._n_trials = max(self._n_trials, sum(planned.begin < self._steps for planned in _TRIALS))
+        self.choice = str(state.value("choice")) if state.has("choice") else ""
         self._compact_at = state.integer("compact_at")
         layout = StackLayout.restored(state.part("layout"), self.shape, self.stored_dtype)
         parts = state.part("earlier").parts() if state.has("earlier") else []
