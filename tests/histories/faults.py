@@ -153,8 +153,8 @@ STORAGE_FAULTS = [
     Fault(
         "the newest observation of another lane is compared with",
         MATCHING,
-        "observation, before = memory[row], newest[lane]",
-        "observation, before = memory[row], newest[(lane + 1) % newest.shape[0]]",
+        "observation, before = following[row] if which else memory[row], newest[lane]",
+        "observation, before = following[row] if which else memory[row], newest[(lane + 1) % newest.shape[0]]",
     ),
     Fault(
         "a comparison leaves out the last bytes",

@@ -58,7 +58,7 @@ def test_compiled_and_plain_code_agree(stream: tuple[MemoryForm, int, np.ndarray
     for step, memory in enumerate(steps):
         lanes = np.roll(np.arange(n_lanes), step)
         waiting = [
-            function(lanes, (memory[lanes],), *form, stack, _masks(form, stack), *state.values())
+            function(lanes, memory[lanes], memory[lanes], *form, stack, _masks(form, stack), *state.values())
             for function, state in zip((append_new_frames, compiled), states, strict=True)
         ]
         assert waiting[0] == waiting[1]
@@ -131,7 +131,7 @@ def test_pairs_of_four_gray_frames_are_told_apart_as_by_plain_code(seed: int, pi
             changed[rng.integers(n_lanes), rng.integers(pixels), rng.integers(4)] += 1
         pair = tuple(part.reshape(n_lanes, -1) for part in (before, after))
         waiting = [
-            function(np.arange(n_lanes), pair, *form, stack, _masks(form, stack), *state.values())
+            function(np.arange(n_lanes), *pair, *form, stack, _masks(form, stack), *state.values())
             for function, state in zip((append_new_frames, compiled), states, strict=True)
         ]
         assert waiting[0] == waiting[1]

@@ -77,7 +77,7 @@ class Codec(ABC):
     levels: ClassVar[range | tuple[int, ...]] = ()
     """Compression levels that the method accepts; empty where it has none."""
 
-    record_format: ClassVar[Literal["raw", "delta", "delta-words", "zstd"] | None] = None
+    record_format: ClassVar[Literal["raw", "delta", "zstd"] | None] = None
     """A format for which :mod:`sb3_extra_buffers.storage.gathering` has a compiled kernel; otherwise ``None``."""
 
     frames_per_record: int = 1

@@ -38,7 +38,6 @@ class DeltaWordsCodec(Codec):
     """Changed words, in chains of ``frames_per_record`` frames."""
 
     name = "delta"
-    record_format = "delta-words"
 
     def __init__(self, frame: FrameSpec, *, frames_per_record: int = 16) -> None:
         super().__init__(frame)

@@ -1,7 +1,7 @@
 """The compiled form of :mod:`.gathering`. Import through :func:`sb3_extra_buffers.compiled.load_kernels` only.
 
-Four record formats are known: raw records, both of ``delta``, and those of libzstd. How a record is decoded stands
-beside its codec, in ``delta_kernels``, ``delta_words_kernels`` and ``zstd_kernels`` of :mod:`sb3_extra_buffers.codecs`.
+Three record formats are known: raw records, those of ``delta``, and those of libzstd. How a record is decoded stands
+beside its codec, in :mod:`sb3_extra_buffers.codecs.delta_kernels` and :mod:`sb3_extra_buffers.codecs.zstd_kernels`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from numba import carray, cfunc, njit, types  # type: ignore[attr-defined]
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from sb3_extra_buffers.codecs import delta_words_kernels
 from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.codecs.delta_kernels import first_step, follow, frame_header
 from sb3_extra_buffers.codecs.zstd_kernels import call, decompress_record
@@ -92,12 +91,11 @@ def _walk(
     frame_as_bytes = frame.view(np.uint8)
     frame_at, table_at, data_at = np.intp(frame.ctypes.data), np.intp(table.ctypes.data), np.intp(data.ctypes.data)
     data_end = data_at + data.shape[0]
-    has_steps = len(distances) > 0
     record = np.int64(-1)
     # A raw or decompressed record has its frames side by side. A delta record is a chain: one frame at a time.
     side_by_side, frames_at = data, np.int64(0)
     is_chain = False
-    start, words_at, skips_at, next_in_record = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
+    start, steps_at, next_in_record = np.int64(0), np.int64(0), np.int64(0)
     reference = np.int64(0)
     for number in range(begin, stop):
         if number >= encoded[lane]:
@@ -114,11 +112,8 @@ def _walk(
                 is_chain = length != record_bytes and decompress == 0
                 if is_chain:
                     next_in_record = 0
-                    if has_steps:
-                        words_at = first_step(data, start, length, group, frame_bytes)
-                    else:
-                        words_at, skips_at = delta_words_kernels.sections(data, start, length, group, n_words)
-                    if words_at < 0 or reference >= table.shape[0]:
+                    steps_at = first_step(data, start, length, group, frame_bytes)
+                    if steps_at < 0 or reference >= table.shape[0]:
                         return False
                     for at in range(n_words):
                         frame[at] = table[reference, at]
@@ -131,22 +126,12 @@ def _walk(
                         return False
                     side_by_side, frames_at = whole_record, np.int64(0)
             if is_chain:
-                while has_steps and next_in_record <= number % group:
+                while next_in_record <= number % group:
                     header = frame_header(data, start, next_in_record, frame_bytes)
                     reference_at = table_at + 4 * n_words * reference
-                    if not follow(frame_at, reference_at, frame_bytes, header, data_at + words_at, data_end, distances):
+                    if not follow(frame_at, reference_at, frame_bytes, header, data_at + steps_at, data_end, distances):
                         return False
-                    words_at += header >> 2
-                    next_in_record += 1
-                while next_in_record <= number % group:
-                    header = np.int64(
-                        data[start + 4 * next_in_record : start + 4 * next_in_record + 4].view(np.uint32)[0]
-                    )
-                    words_at, skips_at = delta_words_kernels.follow(
-                        frame, data, header, words_at, skips_at, table, reference
-                    )
-                    if words_at < 0:
-                        return False
+                    steps_at += header >> 2
                     next_in_record += 1
                 source = frame_as_bytes[:frame_bytes]
             else:
@@ -246,7 +231,7 @@ def gather(
     once.
 
     :param table: The reference frames of ``delta`` records.
-    :param distances: Those of :class:`.DeltaCodec`; none if the records are those of :class:`.DeltaWordsCodec`.
+    :param distances: Those of :class:`.DeltaCodec`.
     :param decompress: The address of ``ZSTD_decompress_usingDDict`` if records are of libzstd, otherwise 0.
     :param dictionaries: Addresses of libzstd's dictionaries, by reference.
     :param contexts: Addresses of libzstd's decompression contexts, one for each thread.

@@ -58,7 +58,18 @@ class NewestObservations:
         kernels = load_kernels(_KERNELS)
         append = append_new_frames if kernels is None else kernels.append_new_frames
         waiting: int = append(
-            lanes, memories, *form, self.stack, self._masks, self.memory, self.known, ring, heads, encoded, ends
+            lanes,
+            memories[0],
+            memories[-1],
+            *form,
+            self.stack,
+            self._masks,
+            self.memory,
+            self.known,
+            ring,
+            heads,
+            encoded,
+            ends,
         )
         return ends, waiting
 
@@ -115,7 +126,8 @@ def _masks(form: MemoryForm, stack: int) -> npt.NDArray[np.uint64]:
 
 def append_new_frames(
     lanes: Indices,
-    memories: tuple[Bytes, ...],
+    memory: Bytes,
+    following: Bytes,
     pixels: int,
     chunk: int,
     item: int,
@@ -128,11 +140,14 @@ def append_new_frames(
     encoded: Indices,
     ends: Indices,
 ) -> int:
-    """The reference for the compiled kernel, and what runs without numba. It does not need ``masks``."""
+    """The reference for the compiled kernel, and what runs without numba. It does not need ``masks``.
+
+    With one row in ``ends``, ``following`` is not looked at.
+    """
     shape = (pixels, stack, chunk // item, item)
-    for memory, row_ends in zip(memories, ends, strict=True):
+    for observations, row_ends in zip((memory, following), ends, strict=False):
         for row, lane in enumerate(lanes.tolist()):
-            observation, before = memory[row].reshape(shape), newest[lane].reshape(shape)
+            observation, before = observations[row].reshape(shape), newest[lane].reshape(shape)
             new = 0 if known[lane] else stack
             while new < stack and not np.array_equal(observation[:, : stack - new], before[:, new:]):
                 new += 1
@@ -141,7 +156,7 @@ def append_new_frames(
                 frames = observation[:, stack - new :].transpose(1, 2, 0, 3).reshape(new, -1)
                 ring[lane, np.arange(heads[lane], heads[lane] + new) % ring.shape[1]] = frames
                 heads[lane] += new
-                newest[lane] = memory[row]
+                newest[lane] = observations[row]
                 known[lane] = True
             row_ends[row] = heads[lane]
     return int((heads[lanes] - encoded[lanes]).max())

@@ -112,7 +112,8 @@ def _append_usual_pair(observation: Bytes, following: Bytes, before: Bytes, fram
 @njit(nogil=True, cache=True)
 def append_new_frames(
     lanes: Indices,
-    memories: tuple[Bytes, ...],
+    memory: Bytes,
+    following: Bytes,
     pixels: int,
     chunk: int,
     item: int,
@@ -129,28 +130,25 @@ def append_new_frames(
     ring_size, period = ring.shape[1], stack * chunk
     most_waiting = 0
     is_usual = np.zeros(lanes.shape[0], dtype=np.bool_)
-    if len(memories) == 2 and period == 4 and chunk == 1 and pixels > 1:
+    if ends.shape[0] == 2 and period == 4 and chunk == 1 and pixels > 1:
         for row in range(lanes.shape[0]):
             lane = lanes[row]
             if known[lane]:
                 head = heads[lane]
-                new = _append_usual_pair(
-                    memories[0][row], memories[-1][row], newest[lane], ring[lane, head % ring_size]
-                )
+                new = _append_usual_pair(memory[row], following[row], newest[lane], ring[lane, head % ring_size])
                 if new >= 0:
                     is_usual[row] = True
                     ends[0, row] = head
                     ends[-1, row] = head + new
                     heads[lane] = head + new
                     most_waiting = max(most_waiting, head + new - encoded[lane])
-    for which in range(len(memories)):
-        memory = memories[which]
-        size = memory.shape[1]
+    size = memory.shape[1]
+    for which in range(ends.shape[0]):
         for row in range(lanes.shape[0]):
             if is_usual[row]:
                 continue
             lane = lanes[row]
-            observation, before = memory[row], newest[lane]
+            observation, before = following[row] if which else memory[row], newest[lane]
             new = 0 if known[lane] else stack
             while new < stack:
                 offset = new * chunk
@@ -177,9 +175,8 @@ def append_new_frames(
 
 def compile_all() -> None:
     numbers, memory = np.zeros(1, dtype=np.int64), np.zeros((1, 4), dtype=np.uint8)
-    for memories in ((memory,), (memory, memory)):
-        append_new_frames(
-            numbers, memories, 4, 1, 1, 1, np.zeros((1, 1), dtype=np.uint64), memory.copy(),
-            np.zeros(1, dtype=np.bool_), np.zeros((1, 2, 4), dtype=np.uint8), numbers.copy(), numbers,
-            np.zeros((len(memories), 1), dtype=np.int64),
-        )  # fmt: skip
+    append_new_frames(
+        numbers, memory, memory, 4, 1, 1, 1, np.zeros((1, 1), dtype=np.uint64), memory.copy(),
+        np.zeros(1, dtype=np.bool_), np.zeros((1, 2, 4), dtype=np.uint8), numbers.copy(), numbers,
+        np.zeros((1, 1), dtype=np.int64),
+    )  # fmt: skip
