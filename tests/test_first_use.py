@@ -43,10 +43,10 @@ def test_importing_the_library_takes_less_than_a_third_of_a_second() -> None:
     assert min(float(run(IMPORT).stdout) for _ in range(3)) < 0.3  # the best, since other tests run meanwhile
 
 
-def test_first_use_compiles_within_15_seconds_and_logs_it_and_the_next_takes_less_than_one(tmp_path: Path) -> None:
+def test_first_use_compiles_within_20_seconds_and_logs_it_and_the_next_takes_less_than_one(tmp_path: Path) -> None:
     logging = "import logging; logging.basicConfig()"
     first = run(logging + USE, NUMBA_CACHE_DIR=str(tmp_path))
-    assert float(first.stdout) < 15
+    assert float(first.stdout) < 20  # of CPU time, with both cores busy; 13 when they are not
     assert first.stderr.count("Compiling kernels") == 1
     later = [run(USE, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(3)]
     assert min(float(use.stdout) for use in later) < 1  # of which trying the candidates of "auto" takes half
