@@ -30,10 +30,9 @@ from tqdm import tqdm
 
 from benchmarks.recordings import Recording, Transition, load_recording, transitions
 from sb3_extra_buffers.gpu_buffers import GpuReplayBuffer, GpuRolloutBuffer
-from sb3_extra_buffers.gpu_buffers.device_store import Places
 from sb3_extra_buffers.gpu_buffers.kernels import ObservationBatch, uses_triton
 from sb3_extra_buffers.gpu_buffers.observation_store import PackedObservationStore
-from sb3_extra_buffers.gpu_buffers.transfer import upload
+from sb3_extra_buffers.gpu_buffers.transfer import Places, upload
 from sb3_extra_buffers.storage.config import FrameStack
 
 SB3, DENSE = "SB3", "dense index"
@@ -94,7 +93,6 @@ def measure_replay(subject: str, recording: Recording, steps: int, device: th.de
     gc.collect()  # the buffer before may still be there
     size = steps * recording.n_envs
     space, actions = recording.observation_space, recording.action_space
-    before = _device_memory(device)
     buffer: ReplayBuffer
     if subject == SB3:
         buffer = ReplayBuffer(size, space, actions, device, recording.n_envs)
@@ -111,12 +109,14 @@ def measure_replay(subject: str, recording: Recording, steps: int, device: th.de
         if subject.endswith(FROM_DEVICE):
             transition = _on_device(transition, device)
         spent.append(_microseconds(buffer.add, *transition))
-    found = {"add, µs": statistics.fmean(sorted(spent)[: len(spent) * 99 // 100])}  # without what compiled
+    spent.sort()
+    found = {"add, µs": statistics.fmean(spent[: len(spent) * 99 // 100])}  # without what compiled
+    found["add, 99th percentile, µs"] = spent[len(spent) * 99 // 100]
     for batch_size in BATCH_SIZES:
         found[f"sample({batch_size}), µs"] = _median_time(partial(buffer.sample, batch_size), device, repeats)
+        found[f"add, then sample({batch_size}), µs"] = _mean_of_both(subject, buffer, recording, device, batch_size)
     if isinstance(buffer, GpuReplayBuffer):
-        found["sample(32) after add, µs"] = _median_sample_after_add(subject, buffer, recording, device, repeats)
-        found["device bytes per transition"] = (_device_memory(device) - before) / size
+        found["device bytes per transition"] = buffer.device_bytes / size
         if device.type == "cuda" and uses_triton(device) and method in ("delta", "rle"):
             found["kernel, batch of 256, µs"] = _kernel_time(buffer)
     return found
@@ -191,18 +191,21 @@ def _median_time(work: Callable[[], Any], device: th.device, repeats: int) -> fl
     return statistics.median(times[20:])
 
 
-def _median_sample_after_add(
-    subject: str, buffer: GpuReplayBuffer, recording: Recording, device: th.device, repeats: int
+def _mean_of_both(
+    subject: str, buffer: ReplayBuffer, recording: Recording, device: th.device, batch_size: int, repeats: int = 400
 ) -> float:
-    """What a sample costs right after an ``add``, whose work on the device may not be done yet."""
+    """What an ``add`` and a ``sample`` cost together, as in the training of DQN: a mean without the slowest one in
+    100."""
     times = []
     for transition in islice(transitions(recording), repeats):
-        buffer.add(*_on_device(transition, device) if subject.endswith(FROM_DEVICE) else transition)
+        if subject.endswith(FROM_DEVICE):
+            transition = _on_device(transition, device)
         began = time.perf_counter()
-        buffer.sample(32)
+        buffer.add(*transition)
+        buffer.sample(batch_size)
         _synchronize(device)
         times.append(1e6 * (time.perf_counter() - began))
-    return statistics.median(times)
+    return statistics.fmean(sorted(times)[: repeats * 99 // 100])
 
 
 def _kernel_time(buffer: GpuReplayBuffer, batch_size: int = 256, n_batches: int = 20) -> float:
@@ -215,10 +218,10 @@ def _kernel_time(buffer: GpuReplayBuffer, batch_size: int = 256, n_batches: int 
     batches = []
     for _ in range(n_batches):
         slots = rng.integers(buffer.size(), size=batch_size)
-        places = Places([slots, slots], rng.integers(buffer.n_envs, size=batch_size), store.device)
+        places = Places([slots], rng.integers(buffer.n_envs, size=batch_size), store.device)
         shape = (batch_size, store.layout.stack, store.layout.frame.nbytes)
         outs = [th.empty(shape, dtype=th.uint8, device=store.device) for _ in range(2)]
-        batches.append(ObservationBatch(places.tensor, store._device_ends, outs))
+        batches.append(ObservationBatch(places, store._device_ends, outs))
     for batch in batches:
         frames.launch(batch)
     th.cuda.synchronize()
@@ -246,10 +249,6 @@ def _microseconds(work: Callable[..., Any], *arguments: Any) -> float:
 def _synchronize(device: th.device) -> None:
     if device.type == "cuda":
         th.cuda.synchronize()
-
-
-def _device_memory(device: th.device) -> int:
-    return th.cuda.memory_allocated() if device.type == "cuda" else 0
 
 
 def table(results: Results) -> str:

@@ -16,10 +16,10 @@ import torch as th
 from gymnasium import spaces
 
 import sb3_extra_buffers
-from sb3_extra_buffers.gpu_buffers import frame_store
 from sb3_extra_buffers.gpu_buffers.arena import DeviceArena
 from sb3_extra_buffers.gpu_buffers.device_codecs import DeviceDelta
 from sb3_extra_buffers.gpu_buffers.frame_store import DeviceFrameStore
+from sb3_extra_buffers.gpu_buffers.transfer import Staging
 from tests.gpu.helpers import IMAGES, SPACES, recorded, replay_pair
 from tests.transitions import Transition, add_to_replay, copied, sample_both
 
@@ -31,10 +31,10 @@ PLACES = [
     (DeviceFrameStore, "_request_report"),
     (DeviceFrameStore, "_place_records"),
     (DeviceFrameStore, "_write_records"),
-    (DeviceFrameStore, "_renew_references"),
+    (DeviceDelta, "measure"),
     (DeviceDelta, "write"),
     (DeviceArena, "allocate"),
-    (frame_store, "copy_into"),
+    (Staging, "send"),
 ]
 
 
@@ -232,7 +232,7 @@ def check_ctrl_c(
     sample_both(plain, ours, batch_size=24, seed=0)
 
 
-@pytest.mark.parametrize("place", ["make_room", "write_step"])
+@pytest.mark.parametrize("place", ["prepare", "write_step"])
 def test_keys_of_a_dict_stay_together(
     place: str, either_way: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

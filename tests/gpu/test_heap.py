@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import re
 
@@ -12,8 +13,8 @@ from gymnasium import spaces
 
 from sb3_extra_buffers.errors import CapacityError, ExtraBuffersError
 from sb3_extra_buffers.gpu_buffers import arena as arena_module
-from sb3_extra_buffers.gpu_buffers.arena import CappedArena, DeviceArena, HeapBudget, RawBuffer, pack_segments
-from sb3_extra_buffers.gpu_buffers.compatibility import SharedRawHeap
+from sb3_extra_buffers.gpu_buffers.arena import CappedArena, DeviceArena, DeviceMemory, HeapBudget, pack_segments
+from sb3_extra_buffers.gpu_buffers.compatibility import RawBuffer, SharedRawHeap
 from tests.gpu.helpers import IMAGES, recorded, replay_pair
 from tests.transitions import add_to_replay, copied, draw, play, sample_both
 
@@ -31,6 +32,52 @@ class TestRawBuffer:
         buffer.to("cpu")
         assert buffer.bytes.tolist() == list(range(7))
         assert isinstance(buffer.storage, th.UntypedStorage)
+
+
+class TestDeviceMemory:
+    def test_bytes_keep_their_places(self, device: str) -> None:
+        memory = DeviceMemory(th.device(device))
+        expected = np.zeros(0, np.uint8)
+        rng = np.random.default_rng(0)
+        for size in (10, 1_000, 3 << 20, 5 << 20, (5 << 20) + 1, 9 << 20, 40 << 20):
+            memory.grow(size)
+            assert len(memory) == size
+            np.testing.assert_array_equal(memory.bytes[: len(expected)].cpu().numpy(), expected)
+            expected = random_bytes(rng, size)
+            memory.bytes.copy_(th.tensor(expected))
+        np.testing.assert_array_equal(memory.bytes.cpu().numpy(), expected)
+
+    @pytest.mark.skipif(not th.cuda.is_available(), reason="needs a GPU")
+    def test_growth_moves_nothing_and_takes_no_more_than_needed_cuda(self) -> None:
+        memory = DeviceMemory(th.device("cuda", 0))
+        memory.grow(8 << 20)
+        before, address = th.cuda.memory_reserved(), memory.bytes.data_ptr()
+        for size in range(16 << 20, 512 << 20, 16 << 20):
+            memory.grow(size)
+            memory.bytes[-1] = 7
+            assert memory.bytes.data_ptr() == address
+        assert th.cuda.memory_reserved() == before
+        assert memory._addresses is not None
+        assert memory._addresses._size == 496 << 20
+
+    @pytest.mark.skipif(not th.cuda.is_available(), reason="needs a GPU")
+    def test_tensors_keep_it_alive_cuda(self) -> None:
+        memory = DeviceMemory(th.device("cuda", 0))
+        memory.grow(8 << 20)
+        part = memory.bytes[5:9].fill_(3)
+        del memory
+        gc.collect()
+        assert part.tolist() == [3] * 4
+
+    @pytest.mark.skipif(not th.cuda.is_available(), reason="needs a GPU")
+    def test_more_than_there_is_cuda(self) -> None:
+        memory = DeviceMemory(th.device("cuda", 0))
+        memory.grow(8 << 20)
+        memory.bytes.fill_(5)
+        with pytest.raises(th.cuda.OutOfMemoryError, match="cuMemCreate"):
+            memory.grow(1 << 45)
+        assert len(memory) == 8 << 20
+        assert memory.bytes.eq(5).all()
 
 
 class TestSharedRawHeap:
@@ -83,7 +130,10 @@ def put(arena: CappedArena, start: int, data: np.ndarray) -> None:
 
 class TestArenas:
     @pytest.mark.parametrize("in_host_memory", [False, True])
-    def test_blocks_survive_growth_and_wrapping(self, in_host_memory: bool, device: str) -> None:
+    def test_blocks_survive_growth_and_wrapping(
+        self, in_host_memory: bool, device: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(arena_module, "_SMALLEST_STEP", 1 << 12)
         rng = np.random.default_rng(0)
         budget = HeapBudget(None)
         arena = CappedArena(budget) if in_host_memory else DeviceArena(th.device(device), budget)
@@ -130,7 +180,7 @@ class TestArenas:
             blocks[start] = random_bytes(rng, 3_000)
             put(arena, start, blocks[start])
         assert arena.wrap is not None
-        arena._heap.resize(len(arena._heap) + 100_000)  # so that there is room to move to, and no new memory
+        arena._heap.grow(len(arena._heap) + 100_000)  # so that there is room to move to, and no new memory
         boundary, shift = arena.grow(3_000)
         assert shift
         data = arena.data

@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.gpu_buffers import GpuReplayBuffer, arena, frame_store
+from sb3_extra_buffers.gpu_buffers import observation_store as gpu_observation_store
 from sb3_extra_buffers.storage import observation_store
 from tests.gpu.helpers import replay_pair, rollout_pair
 from tests.transitions import Transition, assert_same, sample_both
@@ -54,6 +55,7 @@ class TestOnTheDevice:
     def _small(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Ring, index and arena that are full all the time."""
         monkeypatch.setattr(frame_store, "_RING_FRAMES", 0)
+        monkeypatch.setattr(gpu_observation_store, "_FRAMES_PER_SLOT", 0)
         monkeypatch.setattr(arena, "_SMALLEST_STEP", 1 << 5)
         monkeypatch.setattr(observation_store, "_LAST_FRAME_NUMBER", 60)
 
@@ -117,7 +119,7 @@ def test_replay_in_host_memory(method: str, group: int, source: str, device: str
 
 
 def options_of(method: str, group: int) -> dict[str, Any]:
-    options = {"compression_kwargs": {"frames_per_record": group}} if group > 1 else {}
+    options = {"compression_kwargs": {"frames_per_record": group}} if method == "delta" else {}
     return {"compression_method": method, "frame_stack": 2, **options}
 
 
@@ -145,7 +147,7 @@ class TestChecking:
         elif fault == "reference released once too often":
             frames.codec.release(frames.codec._current[:1])
         elif fault == "reference counted once too often":
-            frames.codec.incref(frames.codec._current[:1])
+            frames.codec._uses.incref(frames.codec._current[:1])
         elif fault == "record in the heap":
             start = int(frames.starts[0, encoded[0]])
             frames.arena.heap[start : start + 3] = 255

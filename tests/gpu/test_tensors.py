@@ -135,7 +135,8 @@ def test_observations_by_index(device: str) -> None:
 
 
 def test_records_are_those_of_the_codec(device: str) -> None:
-    _, ours = replay_pair(IMAGES, device, compression_method="delta", frame_stack=4)
+    options = {"compression_kwargs": {"frames_per_record": 1}}
+    _, ours = replay_pair(IMAGES, device, compression_method="delta", frame_stack=4, **options)
     for transition in recorded("channels first", 2)[:30]:
         ours.add(tensors(transition.obs, device), tensors(transition.next_obs, device), *copied(transition)[2:])
     store = ours._stores[""]
@@ -169,7 +170,7 @@ def test_observations_that_do_not_fit_are_refused(device: str) -> None:
 def test_nothing_waits_for_the_device_cuda(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from sb3_extra_buffers.gpu_buffers import frame_store
 
-    monkeypatch.setattr(frame_store, "_RING_FRAMES", 4096)  # a full ring is waited for
+    monkeypatch.setattr(frame_store, "_RING_FRAMES", 500)  # a full ring is waited for
     plain, ours = replay_pair(IMAGES, "cuda", compression_method=method, frame_stack=4)
     transitions = recorded("channels first", 2)
     on_device = [(tensors(t.obs, "cuda"), tensors(t.next_obs, "cuda")) for t in transitions]

@@ -25,7 +25,7 @@ SMALL: dict[str, dict[str, Any]] = {
     },
     "gpu_buffers.arena": {"_SMALLEST_STEP": 1 << 8, "_MOVED_AT_ONCE": 1 << 9},
     "gpu_buffers.frame_store": {"_RING_FRAMES": 24},
-    "gpu_buffers.observation_store": {"REVIEW_STEPS": 40},
+    "gpu_buffers.observation_store": {"REVIEW_STEPS": 40, "_FRAMES_PER_SLOT": 0.0},
     "persistence.folder": {"_WORTH_A_FLUSH": 1 << 13},
     "storage.arena": {"_SMALLEST_STEP": 1 << 8},
     "storage.extent_arena": {"_SMALLEST_STEP": 1 << 10},

@@ -50,8 +50,8 @@ def counted(visits: Visits) -> Iterator[None]:
 
         return after
 
-    def new_reference(codec: DeviceDelta, lane: int) -> Look:
-        visits[REFERENCES] += bool(codec._current[lane])
+    def new_references(codec: DeviceDelta, lanes: Any, *_: Any) -> Look:
+        visits[REFERENCES] += int(np.count_nonzero(codec._current[lanes]))
         return _ignore
 
     def dictionary(codec: ZstdDictCodec) -> Look:
@@ -104,7 +104,7 @@ def counted(visits: Visits) -> Iterator[None]:
     looks: list[tuple[type[Any], str, Look]] = [
         (DeltaCodec, "_choose_references", references),
         (DeltaWordsCodec, "_choose_references", references),
-        (DeviceDelta, "_new_reference", new_reference),
+        (DeviceDelta, "use_references", new_references),
         (ZstdDictCodec, "_renew", dictionary),
         (FrameStore, "_encode_waiting", index),
         (DeviceFrameStore, "_write_records", index),

@@ -1,13 +1,15 @@
 """Packed bytes with a limit, in host memory and on a torch device.
 
-:class:`RawBuffer` is memory on a device that can grow. The arenas are the ring of
+:class:`DeviceMemory` is memory on a device that can grow. The arenas are the ring of
 :class:`~sb3_extra_buffers.storage.arena.Arena` with a limit, and on such memory.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,76 +18,133 @@ import torch as th
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.errors import CapacityError
-from sb3_extra_buffers.gpu_buffers.transfer import CPU, copy_into, to_device
+from sb3_extra_buffers.gpu_buffers.transfer import copy_into, to_device
 from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.state import SavedState
 from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.frame_store import FrameStore, numbers_from
 
 _SMALLEST_STEP = 1 << 16
-_LARGE = 20 << 20
-"""From this size on torch's allocator asks CUDA for a piece of exactly the size that is wanted."""
+_PIECE = 2 << 20
+"""CUDA maps memory in pieces of this size."""
+_LARGE = 2 * _PIECE
+"""Memory of this size grows in place."""
 _MOVED_AT_ONCE = 1 << 24
 
 
-class _OwnPool:
-    """A part of torch's allocator that serves one piece of memory, and returns it to CUDA when that is freed.
+class DeviceMemory:
+    """Bytes on a device that grow in place, where CUDA allows it.
 
-    Memory that grows leaves one piece after the other behind, each a little too small for the next. Torch would keep
-    all of them, which add up to many times what is in use.
+    Torch would copy them to a larger piece of memory each time, and keep the old ones, which add up to many times what
+    is in use.
     """
 
-    def __init__(self) -> None:
-        self.pool = th.cuda.MemPool()
-        self._process = os.getpid()
-
-    def __del__(self) -> None:
-        if self._process != os.getpid():
-            # In a forked child there is no device that could be given anything back: the pool must stay for ever.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.pool))
-
-
-class RawBuffer:
-    """Uninitialised bytes in a ``torch.UntypedStorage``."""
-
-    def __init__(self, size: int, device: th.device | str = CPU) -> None:
-        self.device = th.device(device)
-        storage, pool = _allocate(size, self.device)
-        self.storage: th.UntypedStorage = storage
-        self.bytes = _view(storage)
+    def __init__(self, device: th.device) -> None:
+        self.bytes = th.empty(0, dtype=th.uint8, device=device)
         """All of it as a tensor."""
-        # Assigned last, because attributes are freed in this order, and a pool returns unused memory when it is freed.
-        self._pools = [pool]
+        self._addresses: _Addresses | None = None
 
     def __len__(self) -> int:
-        return self.storage.nbytes()
+        return self.bytes.shape[0]
 
-    def resize(self, size: int) -> None:
-        """Make it larger or smaller. What fits keeps its place."""
-        self.move(size, ((0, 0, min(size, len(self))),))
+    def grow(self, size: int) -> None:
+        """Make it larger. Bytes keep their places; those that are added are uninitialised."""
+        smaller, device = self.bytes, self.bytes.device
+        if self._addresses is not None:
+            self.bytes = self._addresses.tensor(size)
+            return
+        if device.type == "cuda" and size >= _LARGE and _driver() is not None:
+            self._addresses = _Addresses(device)
+            self.bytes = self._addresses.tensor(size)
+        else:
+            self.bytes = smaller.new_empty(size)
+        self.bytes[: len(smaller)] = smaller
 
-    def move(self, size: int, parts: tuple[tuple[int, int, int], ...]) -> None:
-        """Start anew with ``size`` bytes, of which ``parts``, given as (from, to, length), come from the old ones."""
-        moved = RawBuffer(size, self.device)
-        for source, target, length in parts:
-            moved.bytes[target : target + length].copy_(self.bytes[source : source + length], non_blocking=True)
-        self._become(moved)
 
-    def to(self, device: th.device | str) -> None:
-        """Move all bytes to another device."""
-        moved = RawBuffer(len(self), device)
-        moved.bytes.copy_(self.bytes)
-        self._become(moved)
+class _Location(ctypes.Structure):
+    _fields_ = (("kind", ctypes.c_int), ("number", ctypes.c_int))
 
-    def _become(self, other: RawBuffer) -> None:
-        # Others may still have tensors of the old memory, so its pool stays until they say that they have not.
-        self._pools += other._pools
-        self.bytes, self.storage, self.device = other.bytes, other.storage, other.device
 
-    def return_old_memory(self) -> None:
-        """Free the memory from before the last move. Nothing may use the old :attr:`bytes` any more."""
-        if len(self._pools) > 1:
-            self._pools = self._pools[-1:]
+class _Properties(ctypes.Structure):
+    """CUmemAllocationProp."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int),
+        ("handles", ctypes.c_int),
+        ("location", _Location),
+        ("win32", ctypes.c_void_p),
+        ("flags", ctypes.c_ubyte * 8),
+    )
+
+
+class _Access(ctypes.Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = (("location", _Location), ("flags", ctypes.c_int))
+
+
+class _Addresses:
+    """A range of addresses of a GPU, to whose beginning memory has been added."""
+
+    def __init__(self, device: th.device) -> None:
+        self._device = device
+        self._process = os.getpid()
+        self._size = 0
+        location = _Location(1, device.index)  # a device
+        self._properties = _Properties(kind=1, location=location)  # pinned, which is all there is
+        self._access = _Access(location, 3)  # to read and to write
+        # More than will ever fit in. Addresses take no memory.
+        self._range = -(-th.cuda.get_device_properties(device).total_memory // _PIECE) * _PIECE
+        address = ctypes.c_uint64()
+        _call("cuMemAddressReserve", ctypes.byref(address), _size(self._range), _size(0), _size(0), _size(0))
+        self._begin = address.value
+
+    def tensor(self, size: int) -> th.Tensor:
+        """The first ``size`` bytes, for which memory is added if necessary."""
+        missing = -(-(size - self._size) // _PIECE) * _PIECE
+        if missing > 0:
+            handle, target = ctypes.c_uint64(), _size(self._begin + self._size)
+            create = "cuMemCreate", ctypes.byref(handle), _size(missing), ctypes.byref(self._properties), _size(0)
+            if not _call(*create, may_fail=True):
+                th.cuda.empty_cache()  # what torch has kept for later
+                _call(*create)
+            _call("cuMemMap", target, _size(missing), _size(0), handle, _size(0))
+            _call("cuMemRelease", handle)  # it stays as long as it is mapped
+            _call("cuMemSetAccess", target, _size(missing), ctypes.byref(self._access), _size(1))
+            self._size += missing
+        interface = {"shape": (size,), "typestr": "|u1", "data": (self._begin, False), "version": 3}
+        # The tensor refers to this object, and so to the memory.
+        holder = type("Array", (), {"__cuda_array_interface__": interface, "memory": self})()
+        tensor: th.Tensor = th.as_tensor(holder, device=self._device)
+        return tensor
+
+    def __del__(self) -> None:
+        # A forked child has no device. At the end of a process, CUDA may be gone already.
+        if self._process == os.getpid() and not sys.is_finalizing():
+            th.cuda.synchronize(self._device)  # until then kernels may use it
+            if self._size:
+                _call("cuMemUnmap", _size(self._begin), _size(self._size))
+            _call("cuMemAddressFree", _size(self._begin), _size(self._range))
+
+
+_size = ctypes.c_uint64
+
+
+@functools.cache
+def _driver() -> Any:
+    """CUDA's driver, if it can be called."""
+    try:
+        return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    except OSError:
+        return None
+
+
+def _call(name: str, *arguments: Any, may_fail: bool = False) -> bool:
+    """Call a function of CUDA's driver. Returns whether that has succeeded."""
+    code = getattr(_driver(), name)(*arguments)
+    if code and not may_fail:
+        raise th.cuda.OutOfMemoryError(f"CUDA has no memory left for a buffer: {name} failed with error {code}.")
+    return not code
 
 
 class HeapBudget:
@@ -108,6 +167,14 @@ class HeapBudget:
 class CappedArena(Arena):
     """An arena in host memory that grows no further than its budget allows."""
 
+    _growth = 64
+    """It grows by one part of so many, or..."""
+
+    @property
+    def _smallest_step(self) -> int:
+        """... by so many bytes, if that is more."""
+        return _SMALLEST_STEP
+
     def __init__(self, budget: HeapBudget) -> None:
         super().__init__()
         self.budget = budget
@@ -122,7 +189,7 @@ class CappedArena(Arena):
     def grow(self, size: int) -> tuple[int, int]:
         end = self.limit if self.wrap is None else self.wrap
         missing = self._missing(size)
-        wanted = max(size + 1, self.limit // 64, _SMALLEST_STEP)
+        wanted = max(size + 1, self.limit // self._growth, self._smallest_step)
         step = int(min(wanted, self.size + self.budget.left - end))
         if step < missing:
             raise CapacityError(
@@ -216,9 +283,15 @@ class CappedFrameStore(FrameStore):
 class DeviceArena(CappedArena):
     """An arena on ``device``. Kernels write to it and read from it."""
 
+    _growth = 32
+
+    @property
+    def _smallest_step(self) -> int:
+        return 16 * _SMALLEST_STEP
+
     def __init__(self, device: th.device, budget: HeapBudget) -> None:
         super().__init__(budget)
-        self._heap = RawBuffer(0, device)
+        self._heap = DeviceMemory(device)
 
     @property
     def heap(self) -> th.Tensor:
@@ -235,20 +308,11 @@ class DeviceArena(CappedArena):
     def size(self) -> int:
         return len(self._heap)
 
-    def return_old_memory(self) -> None:
-        """To be called when no tensor of the :attr:`heap` before it last grew is left."""
-        self._heap.return_old_memory()
-
     def _extend(self, size: int, boundary: int, shift: int) -> None:
-        upper = (boundary, boundary + shift, size - shift - boundary)
         if size > self.size:
-            larger = int(min(max(size, self.size * 9 // 8), self.size + self.budget.left))
-            if shift:
-                self._heap.move(larger, ((0, 0, boundary), upper))
-            else:
-                self._heap.resize(larger)
-        elif shift:
-            self._move_up(*upper)
+            self._heap.grow(size)
+        if shift:
+            self._move_up(boundary, boundary + shift, size - shift - boundary)
 
     def _move_up(self, source: int, target: int, length: int) -> None:
         """Move bytes to a later place that may overlap theirs: from the end on, in pieces, to take little memory."""
@@ -269,7 +333,8 @@ class DeviceArena(CappedArena):
 
     def _restore_bytes(self, state: SavedState) -> int:
         stored = state.array("bytes", np.uint8, (None,))
-        self._heap = RawBuffer(len(stored), self._heap.device)
+        self._heap = DeviceMemory(self.heap.device)
+        self._heap.grow(len(stored))
         copy_into(self.heap, stored)
         return len(stored)
 
@@ -280,17 +345,3 @@ def pack_segments(source: th.Tensor, starts: th.Tensor, lengths: th.Tensor) -> t
     shifts = to_device(starts - (lengths.cumsum(0) - lengths), device)
     shifts = shifts.repeat_interleave(to_device(lengths, device), output_size=total)
     return source[shifts + th.arange(total, device=device)]
-
-
-def _allocate(size: int, device: th.device) -> tuple[Any, _OwnPool | None]:
-    # Torch does not type storages. Versions before 2.5 have no pools.
-    use_pool = getattr(th.cuda, "use_mem_pool", None)
-    if device.type != "cuda" or size < _LARGE or use_pool is None:
-        return th.UntypedStorage(size, device=device), None  # type: ignore[no-untyped-call]
-    own, index = _OwnPool(), device.index
-    with use_pool(own.pool, th.cuda.current_device() if index is None else index):  # type: ignore[redundant-expr]
-        return th.UntypedStorage(size, device=device), own  # type: ignore[no-untyped-call]
-
-
-def _view(storage: th.UntypedStorage) -> th.Tensor:
-    return th.empty(0, dtype=th.uint8, device=storage.device).set_(storage)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy.typing as npt
 import torch as th
@@ -14,51 +13,42 @@ from gymnasium import spaces
 from stable_baselines3.common.utils import get_device
 
 from sb3_extra_buffers.codecs.availability import has_numba
+from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.codecs.registry import parse_method
-from sb3_extra_buffers.compressed.arguments import CommonOptions
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
-from sb3_extra_buffers.compressed.rows import part_of
 from sb3_extra_buffers.errors import ConfigurationError, OptionError, UnknownMethodError
 from sb3_extra_buffers.gpu_buffers.arena import HeapBudget
 from sb3_extra_buffers.gpu_buffers.compatibility import as_numpy_dtypes
-from sb3_extra_buffers.gpu_buffers.device_store import DeviceStore, Step
+from sb3_extra_buffers.gpu_buffers.device_store import DeviceStore
 from sb3_extra_buffers.gpu_buffers.observation_store import DenseObservationStore, PackedObservationStore
-from sb3_extra_buffers.gpu_buffers.transfer import CPU
+from sb3_extra_buffers.gpu_buffers.transfer import CPU, Places, Staging
 from sb3_extra_buffers.storage.config import CodecRecipe, StorageConfig
 
-Method = TypeVar("Method", bound=Callable[..., Any])
-
 METHODS = ("none", "rle", "zstd", "delta")
-_DEFAULT_FRAMES_PER_RECORD = 1
+_DEFAULT_FRAMES_PER_RECORD = 2
 """Of ``delta``. Longer chains are smaller, but a GPU has to follow each of them link by link."""
 
 
-class GpuOptions(CommonOptions, total=False):
-    """Options of buffers on a device. :class:`BaseGpuBuffer` says what they mean."""
+class normal_tensors:  # noqa: N801  # reads like a function, as contextlib's own do
+    """``with normal_tensors():`` leaves inference mode, because tensors created in it cannot be modified outside."""
 
-    dtypes: Mapping[str, Any] | npt.DTypeLike | th.dtype | None
-    buffer_device: th.device | str | None
-    heap_bytes: int | None
-    max_slot_bytes: int | None
+    __slots__ = ("_mode",)
 
+    def __enter__(self) -> None:
+        self._mode: Any = None
+        if th.is_inference_mode_enabled():
+            self._mode = th.inference_mode(mode=False)
+            self._mode.__enter__()
 
-def normal_tensors(method: Method) -> Method:
-    """Run a method outside inference mode, because tensors created in it cannot be modified outside."""
-
-    @functools.wraps(method)
-    def outside(*args: Any, **kwargs: Any) -> Any:
-        if not th.is_inference_mode_enabled():
-            return method(*args, **kwargs)
-        with th.inference_mode(mode=False):
-            return method(*args, **kwargs)
-
-    return outside  # type: ignore[return-value]  # the same signature
+    def __exit__(self, *error: object) -> None:
+        if self._mode is not None:
+            self._mode.__exit__(*error)
 
 
 class BaseGpuBuffer(BaseCompressedBuffer):
     """A mixin for compressed buffer classes that keeps observations on a torch device.
 
-    Arguments as of :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`, with these differences:
+    Arguments as of the buffer class in host memory that it is combined with, with these differences:
 
     :param compression_method: ``"none"``, ``"rle"``, ``"zstd"`` (with a level: ``"zstd-5"``) or ``"delta"``. The
         default, ``"auto"``, means ``delta`` for images and ``none`` for everything else. ``zstd`` is kept in host
@@ -80,12 +70,7 @@ class BaseGpuBuffer(BaseCompressedBuffer):
 
     def __init__(
         self,
-        buffer_size: int,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        device: th.device | str = "auto",
-        n_envs: int = 1,
-        *,
+        *of_host_buffer: Any,
         compression_method: str = "auto",
         dtypes: Mapping[str, Any] | npt.DTypeLike | th.dtype | None = None,
         buffer_device: th.device | str | None = None,
@@ -103,6 +88,10 @@ class BaseGpuBuffer(BaseCompressedBuffer):
             raise ConfigurationError(
                 "prefetch=True is for buffers in host memory. Leave it out: a device works in the background anyway."
             )
+        if options.get("prefer", "balanced") != "balanced":
+            raise ConfigurationError(
+                "prefer is for buffers in host memory. Leave it out, and choose a compression_method on a device."
+            )
         if options.get("storage", "memory") != "memory":
             raise ConfigurationError("storage='mmap' is for buffers in host memory, not on a device.")
         for name, value in (("heap_bytes", heap_bytes), ("max_slot_bytes", max_slot_bytes)):
@@ -114,14 +103,7 @@ class BaseGpuBuffer(BaseCompressedBuffer):
         if max_slot_bytes is not None:
             warnings.warn("max_slot_bytes is deprecated: pass heap_bytes.", DeprecationWarning, stacklevel=2)
         super().__init__(
-            buffer_size,
-            observation_space,
-            action_space,
-            device=device,
-            n_envs=n_envs,
-            compression_method=compression_method,
-            dtypes=as_numpy_dtypes(dtypes),
-            **options,
+            *of_host_buffer, compression_method=compression_method, dtypes=as_numpy_dtypes(dtypes), **options
         )
 
     @property
@@ -137,13 +119,13 @@ class BaseGpuBuffer(BaseCompressedBuffer):
         """Memory on the device that this buffer takes, whether used or not."""
         return sum(store.device_bytes for store in self._device_stores.values())
 
-    @normal_tensors
     def to(self, device: th.device | str) -> BaseGpuBuffer:
         """Move everything to ``device``, where batches go from now on as well."""
-        self.device = get_device(device)
-        self._requested_device = None
-        self._checked_device = None
-        self._move_to_requested_device()
+        with normal_tensors():
+            self.device = get_device(device)
+            self._requested_device = None
+            self._checked_device = None
+            self._move_to_requested_device()
         return self
 
     def _arguments(self) -> dict[str, Any]:
@@ -160,6 +142,7 @@ class BaseGpuBuffer(BaseCompressedBuffer):
 
     def _create_stores(self) -> None:
         self._location = self.buffer_device
+        self._staging: dict[th.dtype, Staging] = {}
         self._move_to_requested_device()
         heap_bytes = self._heap_bytes
         if heap_bytes is None and self._max_slot_bytes is not None:
@@ -177,29 +160,40 @@ class BaseGpuBuffer(BaseCompressedBuffer):
 
     def _move_to_requested_device(self) -> None:
         """SB3 assigns ``device`` after loading, and expects the buffer to follow."""
-        if self._checked_device is self.device:
-            return
         location = self.buffer_device
         if location != self._location:
             for store in self._device_stores.values():
                 store.to(location)
             self._move_fields(location)
-            self._location, self._stream, self._last_stream = location, None, None
+            self._location, self._stream, self._last_stream, self._staging = location, None, None, {}
         self._outputs_stay = self._location == _with_index(th.device(self.device))
         self._checked_device = self.device
+
+    def _follow_device(self) -> None:
+        """Work where the user wants it now: on the device of :attr:`device`, and there on the current CUDA stream."""
+        if self._checked_device is not self.device:
+            self._move_to_requested_device()
+        if self._location.type == "cuda":
+            current = th._C._cuda_getCurrentRawStream(self._location.index)
+            if current != self._stream:
+                self._change_stream(current)
+
+    def _places(self, slots: list[Indices], envs: Indices) -> Places:
+        """Slots and environments of a batch, sent to the device."""
+        return Places(slots, envs, self._location, self._staging_for((len(slots) + 1) * len(envs), th.int64))
+
+    def _staging_for(self, row_size: int, dtype: th.dtype) -> Staging:
+        """Pinned memory for what is sent with a batch."""
+        staging = self._staging.get(dtype)
+        if staging is None or staging.row_size < row_size:
+            self._staging[dtype] = staging = Staging(row_size, dtype, self._location)
+        return staging
 
     def _move_fields(self, location: th.device) -> None:
         """Move everything other than observations."""
 
-    def _follow_stream(self) -> None:
-        """If the current CUDA stream has changed, let it wait for the previous one."""
-        if self._location.type != "cuda":
-            return
-        current = th._C._cuda_getCurrentRawStream(self._location.index)
-        if current != self._stream:
-            self._change_stream(current)
-
     def _change_stream(self, raw: int) -> None:
+        """Let the current stream wait for the previous one."""
         current = th.cuda.current_stream(self._location)
         if self._last_stream is not None:
             current.wait_stream(self._last_stream)
@@ -207,19 +201,6 @@ class BaseGpuBuffer(BaseCompressedBuffer):
         # What is freed now must not be handed to others while this stream may still be reading it.
         for tensor in self._device_tensors():
             tensor.record_stream(current)
-
-    def _checked_steps(self, *observations: Any) -> list[tuple[DeviceStore, Step]]:
-        """The observations of a step for each store, ready to be written, or an error."""
-        steps = []
-        for key, store in self._device_stores.items():
-            parts = [part_of(part, key) for part in observations]
-            if self._last_stream is not None:
-                # Tensors are read in the background. Their memory must not be handed to others before.
-                for part in parts:
-                    if isinstance(part, th.Tensor) and part.device == self._location:
-                        part.record_stream(self._last_stream)
-            steps.append((store, store.checked_step(parts)))
-        return steps
 
     def check_device(self) -> None:
         """Raise :class:`~sb3_extra_buffers.errors.CorruptDataError` if the device does not hold what it should.
@@ -241,6 +222,7 @@ class BaseGpuBuffer(BaseCompressedBuffer):
         "_outputs_stay",
         "_budget",
         "_fields",
+        "_staging",
     )
 
     def _arguments_to_unpickle(self, arguments: dict[str, Any]) -> dict[str, Any]:

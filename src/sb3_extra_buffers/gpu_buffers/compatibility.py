@@ -24,7 +24,7 @@ from sb3_extra_buffers.codecs.method import Method
 from sb3_extra_buffers.codecs.registry import parse_method
 from sb3_extra_buffers.compressed.compatibility import CompressionMethod, find_buffer_dtypes
 from sb3_extra_buffers.errors import CapacityError, ConfigurationError
-from sb3_extra_buffers.gpu_buffers.arena import RawBuffer, pack_segments
+from sb3_extra_buffers.gpu_buffers.arena import pack_segments
 from sb3_extra_buffers.gpu_buffers.transfer import CPU, upload
 from sb3_extra_buffers.gpu_buffers.transfer import torch_dtype as numpy_dtype_to_torch
 
@@ -58,6 +58,32 @@ def as_numpy_dtypes(
 def as_numpy_dtype(dtype: Any) -> Any:
     """A torch dtype as NumPy's; anything else as it is."""
     return torch_dtype_to_numpy(dtype) if isinstance(dtype, th.dtype) else dtype
+
+
+class RawBuffer:
+    """Uninitialised bytes in a ``torch.UntypedStorage``."""
+
+    def __init__(self, size: int, device: th.device | str = CPU) -> None:
+        self.device = th.device(device)
+        self.bytes = th.empty(size, dtype=th.uint8, device=device)
+        """All of it as a tensor."""
+
+    def __len__(self) -> int:
+        return self.bytes.shape[0]
+
+    @property
+    def storage(self) -> th.UntypedStorage:
+        return self.bytes.untyped_storage()
+
+    def resize(self, size: int) -> None:
+        """Make it larger or smaller. What fits keeps its place."""
+        smaller, self.bytes = self.bytes, self.bytes.new_empty(size)
+        kept = min(size, len(smaller))
+        self.bytes[:kept] = smaller[:kept]
+
+    def to(self, device: th.device | str) -> None:
+        """Move all bytes to another device."""
+        self.bytes, self.device = self.bytes.to(device), th.device(device)
 
 
 class SharedRawHeap:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
@@ -11,8 +12,8 @@ import torch as th
 
 from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.gpu_buffers.arena import HeapBudget
-from sb3_extra_buffers.gpu_buffers.kernels import FieldBatch
-from sb3_extra_buffers.gpu_buffers.transfer import CPU, pinned, to_device, torch_dtype
+from sb3_extra_buffers.gpu_buffers.kernels import FieldBatch, FieldRow
+from sb3_extra_buffers.gpu_buffers.transfer import CPU, Places, torch_dtype
 from sb3_extra_buffers.storage.digests import Digests, digests_of
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 
@@ -20,29 +21,9 @@ from sb3_extra_buffers.storage.observation_store import ObservationStore
 class Step(NamedTuple):
     """Observations of all environments, ready to be written."""
 
-    parts: list[Any]
-    """One for each column: arrays on the host, or tensors on the device as the store wants them."""
+    parts: Any
+    """What a store's ``checked_step`` has prepared for its ``write_step``."""
     digests: list[Digests] | None
-
-
-class Places:
-    """Slots and environments of a batch.
-
-    :param slots: For each column to be read, the slots.
-    """
-
-    def __init__(self, slots: list[Indices], envs: Indices, device: th.device) -> None:
-        self.slots = slots
-        self.envs = envs
-        numbers = pinned((len(slots) + 1, len(envs)), th.int64, device)
-        array = numbers.numpy()
-        for row, values in enumerate((*slots, envs)):
-            array[row] = values
-        self.tensor = to_device(numbers, device)
-        """The same on the device, ``int64``: the slots for each column, and the environments."""
-
-    def __len__(self) -> int:
-        return len(self.envs)
 
 
 class DeviceStore(ObservationStore, ABC):
@@ -52,6 +33,10 @@ class DeviceStore(ObservationStore, ABC):
         self.device = device
         self.budget = budget
         super().__init__(**kwargs)
+
+    @cached_property
+    def _torch_dtype(self) -> th.dtype:
+        return torch_dtype(self.dtype)
 
     @property
     @abstractmethod
@@ -63,16 +48,23 @@ class DeviceStore(ObservationStore, ABC):
         """Move everything to another device."""
 
     @abstractmethod
-    def checked_step(self, step: Sequence[Any]) -> Step:
-        """The observations of a step, which may be tensors, or an error."""
+    def checked_step(self, step: Sequence[Any], stream: th.cuda.Stream | None = None) -> Step:
+        """The observations of a step, which may be tensors, or an error.
+
+        :param stream: Where tensors are going to be read.
+        """
+
+    @property
+    def takes_fields(self) -> bool:
+        """Whether the launch that stores a step can write its fields as well."""
+        return False
 
     @abstractmethod
-    def make_room(self, step: Step, slot: int) -> None:
-        """Make room for a step in ``slot``. Everything that can fail happens here, before anything is stored."""
+    def write_step(self, places: list[tuple[int, int]], step: Step, fields: FieldRow | None = None) -> None:
+        """Store a step, for which :meth:`prepare` was called, in columns and slots. Doing it twice does no harm.
 
-    @abstractmethod
-    def write_step(self, places: list[tuple[int, int]], step: Step) -> None:
-        """Store a step, for which there is room, in columns and slots. Doing it twice does no harm."""
+        :param fields: Where :attr:`takes_fields`, the fields of the step.
+        """
 
     @abstractmethod
     def read_tensors(self, columns: list[int], places: Places, fields: FieldBatch | None = None) -> list[th.Tensor]:
@@ -95,9 +87,15 @@ class DeviceStore(ObservationStore, ABC):
         return sum(tensor.nbytes for tensor in self.device_tensors())
 
     def read(self, wanted: list[tuple[int, Indices]], envs: Indices, device: th.device = CPU) -> list[npt.NDArray[Any]]:
-        places = Places([slots for _, slots in wanted], envs, self.device)
         with self.lock.held:
+            self._wait()
+            places = Places([slots for _, slots in wanted], envs, self.device)
             return [found.cpu().numpy() for found in self.read_tensors([column for column, _ in wanted], places)]
+
+    def _wait(self) -> None:
+        """Wait for all streams of the device, which an access by index does not know."""
+        if self.device.type == "cuda":
+            th.cuda.synchronize(self.device)
 
     def _can_stay(self, observations: Any) -> bool:
         """Whether observations can be stored without passing through the host."""
@@ -107,7 +105,7 @@ class DeviceStore(ObservationStore, ABC):
             and self.digests is None  # checksums are made on the host
             and observations.shape == self._step_shape
             and self.stored_dtype == self.dtype
-            and observations.dtype == torch_dtype(self.dtype)
+            and observations.dtype == self._torch_dtype
         )
 
     def _checked_arrays(self, step: Sequence[Any]) -> tuple[list[npt.NDArray[Any]], list[Digests] | None]:
@@ -117,8 +115,8 @@ class DeviceStore(ObservationStore, ABC):
     def _outputs_of(self, columns: list[int], places: Places, stored: list[th.Tensor]) -> list[th.Tensor]:
         """Compare stored values with their checksums, if there are any, and convert them to the output dtype."""
         if self.digests is not None:
-            for column, slots, values in zip(columns, places.slots, stored, strict=True):
-                self.digests.compare(column, slots, places.envs, values.cpu().numpy())
+            for i, (column, values) in enumerate(zip(columns, stored, strict=True)):
+                self.digests.compare(column, places.host_slots(i), places.envs, values.cpu().numpy())
         return self._converted(stored)
 
     def _converted(self, stored: list[th.Tensor]) -> list[th.Tensor]:

@@ -1,6 +1,7 @@
 """Actions, rewards and the like: NumPy arrays for SB3, and a copy of them on the device for sampling.
 
-All fields of a slot lie side by side, so that a step crosses the bus in one piece.
+All fields of a slot lie side by side. Where a kernel appends the observations of a step, it reads these from the host's
+memory as well. Otherwise they are sent before the next batch, all new slots in one piece.
 
 The arrays on the host are authoritative. Writes to a NumPy array cannot be observed (``np.copyto``, ``.flat``, views).
 So while a user holds the array of a field, or a view of it, batches take their fields from the host. Once all of these
@@ -18,8 +19,8 @@ import torch as th
 
 from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.errors import CorruptDataError
-from sb3_extra_buffers.gpu_buffers.kernels import FieldBatch, uses_triton
-from sb3_extra_buffers.gpu_buffers.transfer import copy_into, torch_dtype, upload
+from sb3_extra_buffers.gpu_buffers.kernels import FieldBatch, FieldRow, uses_triton
+from sb3_extra_buffers.gpu_buffers.transfer import Staging, copy_into, empty, torch_dtype, upload
 
 FIELDS = ("actions", "rewards", "dones", "timeouts")
 Shapes = dict[str, tuple[npt.DTypeLike, tuple[int, ...]]]
@@ -37,23 +38,29 @@ class Fields:
         self._bytes = self.rows.view(np.uint8).reshape(n_slots, -1)
         row = np.zeros(1, dtype=self.dtype)
         self._prepared_bytes = row.view(np.uint8)
+        self._prepared_words = row.view(np.int32)
         self.prepared = {name: row[name][0] for name in self.dtype.names or ()}
         """The fields of a slot that is about to be written."""
         self.foreign: dict[str, npt.NDArray[Any]] = {}
         """Arrays that a user has put in the place of a field."""
         self._lent: dict[int, weakref.ref[npt.NDArray[Any]]] = {}
+        self._unsent = 0, n_slots
+        """The first slot that the device does not hold yet, and the one after the last. Slots in between are sent."""
         self.to(device)
 
     def to(self, device: th.device) -> None:
         self._device = device
-        action, (n_actions,) = self._type_of("actions")[0], self._type_of("actions")[1][1:]
+        action, (_, n_actions) = self._type_of("actions")
+        self._action_type = torch_dtype(action)
         words = n_actions * action.itemsize // 4
         offsets = [self.dtype.fields[name][1] // 4 for name in FIELDS]  # type: ignore[index]  # it has fields
+        self._n_actions = n_actions
         self._constants = (self.dtype.itemsize // 4, words, 1 << (words - 1).bit_length(), *offsets)
         self.copy = None
         if uses_triton(device) and action.itemsize % 4 == 0:
             self.copy = th.zeros((len(self.rows), self.dtype.itemsize // 4), dtype=th.int32, device=device)
-        self._is_stale = True
+            self._staging = Staging(self.copy.shape[1], th.int32, device)
+        self._unsent = 0, len(self.rows)
 
     def _type_of(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
         field: np.dtype[Any] = self.dtype.fields[name][0]  # type: ignore[index]  # it has fields
@@ -71,31 +78,50 @@ class Fields:
         # Views of an array refer to it, and not to what it is itself a view of, only where that is no array.
         array = np.asarray(memoryview(self.rows[name]))  # type: ignore[arg-type]  # arrays are buffers
         key = id(array)
-        self._is_stale = True
+        self._unsent = 0, len(self.rows)
         self._lent[key] = weakref.ref(array, lambda _: self._lent.pop(key))
         return array
 
-    def write(self, slot: int) -> None:
-        """Put what was entered into :attr:`prepared` into a slot."""
+    def row_for(self, slot: int) -> FieldRow | None:
+        """What was entered into :attr:`prepared`, for the kernel that appends observations to write it to ``slot``.
+
+        ``None`` where it is sent later, together with what has not been sent before.
+        """
+        if self.copy is None or self._unsent[0] != self._unsent[1]:
+            return None
+        row = self._staging.next()
+        self._staging.arrays[row][: self.copy.shape[1]] = self._prepared_words
+        return FieldRow(self._staging.tensors[row], self.copy, slot)
+
+    def write(self, slot: int, is_sent: bool) -> None:
+        """Put what was entered into :attr:`prepared` into a slot.
+
+        :param is_sent: Whether the device has it.
+        """
+        if not is_sent:
+            first, stop = self._unsent
+            if not first <= slot <= stop:  # the buffer is full, and starts again
+                self._send()
+                first = stop = slot
+            self._unsent = first, max(stop, slot + 1)
         self._bytes[slot] = self._prepared_bytes
         for name, array in self.foreign.items():
             array[slot] = self.prepared[name]
-        if self.copy is not None and not self._is_stale:
-            self._is_stale = True  # until the device has it
-            copy_into(self.copy[slot], self._prepared_bytes.view(np.int32))
-            self._is_stale = False
+
+    def _send(self) -> None:
+        first, stop = self._unsent
+        if self.copy is not None and first < stop:
+            copy_into(self.copy[first:stop], self._bytes[first:stop].view(np.int32))
+        self._unsent = stop, stop
 
     def batch(self, n: int) -> FieldBatch | None:
         """For a kernel that gathers the fields of ``n`` transitions; ``None`` where they must come from the host."""
         if self.copy is None or self.are_shared:
             return None
-        if self._is_stale:
-            copy_into(self.copy, self._bytes.view(np.int32))
-            self._is_stale = False
-        dtype, shape = self._type_of("actions")
-        actions = th.empty((n, *shape[1:]), dtype=torch_dtype(dtype), device=self._device)
-        rewards = th.empty((n, 1), dtype=th.float32, device=self._device)
-        return FieldBatch(self.copy, actions, rewards, th.empty_like(rewards), self._constants)
+        self._send()
+        actions = empty((n, self._n_actions), self._action_type, self._device)
+        rewards, dones = (empty((n, 1), th.float32, self._device) for _ in range(2))
+        return FieldBatch(self.copy, actions, rewards, dones, self._constants)
 
     def from_host(self, slots: Indices, envs: Indices) -> tuple[th.Tensor, ...]:
         """Actions, rewards and dones, sent to the device, as SB3 does it."""
@@ -105,8 +131,9 @@ class Fields:
 
     def check(self) -> None:
         """Raise an error unless the device holds the host's rows."""
-        if self.copy is None or self._is_stale:
+        if self.copy is None or self.are_shared:
             return
+        self._send()
         if not np.array_equal(self.copy.cpu().numpy(), self._bytes.view(np.int32)):
             raise CorruptDataError("The device does not hold the host's actions, rewards, dones or timeouts.")
 

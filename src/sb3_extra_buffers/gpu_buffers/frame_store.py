@@ -10,7 +10,7 @@ sampled from the ring. The host waits only where it is so far ahead of the devic
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,213 +19,235 @@ import torch as th
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.errors import CapacityError
-from sb3_extra_buffers.gpu_buffers.arena import CappedFrameStore, DeviceArena, HeapBudget, RawBuffer
-from sb3_extra_buffers.gpu_buffers.device_codecs import DeviceCodec, DeviceDelta, newest_frames
-from sb3_extra_buffers.gpu_buffers.kernels import LENGTH_BITS, DeviceFrames, ObservationBatch, kernel_module
+from sb3_extra_buffers.gpu_buffers.arena import CappedFrameStore, DeviceArena, DeviceMemory, HeapBudget
+from sb3_extra_buffers.gpu_buffers.device_codecs import DeviceCodec, DeviceDelta
+from sb3_extra_buffers.gpu_buffers.kernels import (
+    LENGTH_BITS,
+    REPORT_HEADER,
+    DeviceFrames,
+    FieldRow,
+    ObservationBatch,
+    kernel_module,
+)
 from sb3_extra_buffers.gpu_buffers.record_validation import check_device_copy, check_records
-from sb3_extra_buffers.gpu_buffers.transfer import Report, copy_into, pinned, to_device, upload
+from sb3_extra_buffers.gpu_buffers.transfer import (
+    Observations,
+    ObservationStaging,
+    Places,
+    Progress,
+    Report,
+    Staging,
+    copy_into,
+    upload,
+)
 from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.frame_store import FrameStore, numbers_from
-from sb3_extra_buffers.storage.stacking import MemoryForm, StackLayout
+from sb3_extra_buffers.storage.memory import zeros
+from sb3_extra_buffers.storage.stacking import StackLayout
 
-_RING_FRAMES = 4096
+_RING_FRAMES = 168
+"""Frames of each lane in the ring..."""
 _RING_BYTES = 32 << 20
-"""The size of the ring of all lanes together. It is larger where one step needs more."""
-_ALIGNMENT = 16
-"""Kernels are compiled for tensors that begin at a multiple of this."""
-_SIGN = -(1 << 31)
+"""... or fewer, if those of all lanes would take more than this. There are more where one step needs them."""
+_NOTHING = np.zeros(0, dtype=np.int64)
+Records = tuple[Indices, Indices, Indices, Indices]
+_NO_RECORDS: Records = (_NOTHING, _NOTHING, _NOTHING, _NOTHING)
 
 
 class DeviceFrameStore(CappedFrameStore):
-    """A frame store on ``device``. On the host, ``heads`` are as of the last report."""
+    """A frame store on ``device``. On the host, ``heads`` are as of the last report.
+
+    :param index_size: For how many records of each lane to make room from the beginning.
+    """
 
     codec: DeviceCodec
     arena: DeviceArena
     tensors: DeviceFrames
     """The tensors that kernels read and write."""
+    ends: list[th.Tensor]
+    """Where the observations of all columns end, ``int32`` (slots, lanes). Frames that none of them needs are released.
+    Without them, nothing is."""
 
-    def __init__(self, codec: DeviceCodec, n_lanes: int, layout: StackLayout, device: th.device, budget: HeapBudget):
+    def __init__(
+        self,
+        codec: DeviceCodec,
+        n_lanes: int,
+        layout: StackLayout,
+        device: th.device,
+        budget: HeapBudget,
+        index_size: int = 8,
+    ) -> None:
         super().__init__(codec, n_lanes, layout, DeviceArena(device, budget))
         self.device = device
-        self._report: Report | None = None
-        self._references = np.zeros(n_lanes, dtype=np.int64)
-        """The reference of each lane when the report was requested."""
-        self._in_report = 0
-        """Observations of each lane whose new frames the report will count."""
-        self._since_report = 0
-        """Observations of each lane that arrived later."""
+        parts = self.starts, self.lengths, self.references
+        self.starts, self.lengths, self.references = (zeros((n_lanes, index_size), part.dtype) for part in parts)
+        self.ends = []
+        self.staging = ObservationStaging(layout, n_lanes, device)
+        self._report_is_pending = False
+        self._appended = self._in_report = self._in_heads = self._in_waiting = 0
+        """Observations of each lane that the device was told to append; how many of these are counted in the report, in
+        :attr:`heads` and in :attr:`_most_waiting`."""
         self._create_tensors()
 
-    # Appending
-
-    def reserve(self, n_observations: int, ends: Sequence[th.Tensor]) -> None:
-        """Make room for so many observations of each lane. All that can fail happens here, before anything is stored.
-
-        :param ends: Where the observations of all columns end. Frames that none of them needs are released.
-        """
-        n_frames, ring_frames = n_observations * self.layout.stack, self.tensors.ring_frames
-        if self._report is not None and self._report.has_arrived:
+    def make_room(self, n_observations: int, oldest: Callable[[], Indices]) -> None:
+        ring_frames, enough = self.tensors.ring_frames, self.tensors.ring_frames * 3 // 4
+        if self._report_is_pending and self._report.has_arrived:
             with contextlib.suppress(CapacityError):  # frames for which there is no room go on waiting
                 self._place_records()
-        if self._report is None and self._most_in_ring + n_frames > ring_frames // 4:
-            self._request_report(ends)
-        while self._most_in_ring + n_frames > ring_frames:
-            if self._report is None:
-                self._request_report(ends)
+        if self._most_with(n_observations) > (ring_frames if self._report_is_pending else enough):
+            self._look_at_progress()
+            # A few less will do, since looking takes time.
+            if not self._report_is_pending and self._most_with(n_observations) > enough - enough // 8:
+                self._request_report()
+        while self._most_with(n_observations) > ring_frames:
+            if not self._report_is_pending:
+                self._request_report()
             try:
                 self._place_records()
             except CapacityError:
-                if not self._since_report:
+                if self._in_report == self._appended:
                     raise
-                self._request_report(ends)  # less may be in use by now
+                self._request_report()  # less may be in use by now
 
-    def make_room(self, n_observations: int, oldest: Callable[[], Indices]) -> None:
-        self.reserve(n_observations, [])
+    def _most_with(self, n_observations: int) -> int:
+        """An upper bound for the frames of a lane in the ring, with so many more observations."""
+        return self._most_waiting + self.layout.stack * (self._appended - self._in_waiting + n_observations)
+
+    def _look_at_progress(self) -> None:
+        """Find out how many frames are in the ring, as far as the device has come."""
+        done, heads = self._progress.look(self._appended)
+        if done > self._in_waiting:
+            self._most_waiting, self._in_waiting = int((heads - self.encoded).max()), done
 
     def append(self, lanes: Indices, observations: npt.NDArray[Any], oldest: Callable[[], Indices]) -> Indices:
-        """Append from the host, which waits for the result. Nothing is released."""
-        self.reserve(1, [])
+        """Append from the host, which waits for the result."""
+        self.make_room(1, oldest)
         ends = th.zeros((1, self.n_lanes), dtype=th.int32, device=self.device)
-        self.append_on_device(self.send([observations]), [ends], [0], lanes)
+        self.append_on_device(self.staging.send([observations]), [ends], [0], lanes)
         found: Indices = ends.cpu().numpy().view(np.uint32)[0, lanes].astype(np.int64)
         return found
 
     def append_on_device(
-        self, observations: list[th.Tensor], ends: list[th.Tensor], slots: list[int], lanes: Indices | None = None
+        self,
+        observations: Observations,
+        ends: list[th.Tensor],
+        slots: list[int],
+        lanes: Indices | None = None,
+        fields: FieldRow | None = None,
     ) -> None:
-        """Append what :meth:`send` or :meth:`cut` returned, for which there is room; see :mod:`.kernels.append`."""
-        self._since_report += len(observations)
+        """Append observations for which there is room; see :mod:`.kernels.append`."""
+        self._appended += len(observations.parts)
         which = self._all_lanes if lanes is None else upload(lanes, self.device)
-        kernel_module("append").append_observations(self.tensors, which, observations, ends, slots)
-
-    def send(self, observations: Sequence[npt.NDArray[Any]]) -> list[th.Tensor]:
-        """Observations on the host as frames on the device, (n, stack, frame_bytes).
-
-        They cross the bus in one piece, as they lie in memory: the device transposes faster.
-        """
-        memories = [self.layout.in_memory(part) for part in observations]
-        form = memories[0][1]
-        if any(other != form for _, other in memories):
-            memories = [self.layout.in_memory(np.ascontiguousarray(part)) for part in observations]
-            form = memories[0][1]
-        staged = pinned((len(memories), *memories[0][0].shape), th.uint8, self.device)
-        for row, (memory, _) in zip(staged.numpy(), memories, strict=True):
-            row[...] = memory
-        return [_aligned(part) for part in self._frames_of(to_device(staged, self.device), form).unbind(0)]
-
-    def _frames_of(self, memory: th.Tensor, form: MemoryForm) -> th.Tensor:
-        """Observations, (parts, n, bytes), that lie in memory as ``form`` says, as (parts, n, stack, frame_bytes)."""
-        pixels, chunk, item = form
-        shape = (*memory.shape[:2], self.layout.stack, self.codec.frame.nbytes)
-        if pixels == 1:
-            return memory.view(shape)
-        values = memory.view(*memory.shape[:2], pixels, self.layout.stack, chunk // item, item)
-        return values.permute(0, 1, 3, 4, 2, 5).contiguous().view(shape)
-
-    def cut(self, observations: th.Tensor) -> th.Tensor:
-        """Observations on the device as frames, (n, stack, frame_bytes)."""
-        n, stack = len(observations), self.layout.stack
-        if not self.layout.is_contiguous:
-            channels = self.layout.shape[-1] // stack
-            observations = observations.reshape(n, -1, stack, channels).transpose(1, 2)
-        return _aligned(observations.contiguous().view(n, -1).view(th.uint8).view(n, stack, -1))
+        kernel_module("append").append_observations(
+            self.tensors, which, *observations, ends, slots, self._progress.words, self._appended, fields
+        )
 
     # Encoding
 
-    @property
-    def _most_in_ring(self) -> int:
-        """An upper bound for the frames of a lane that are in the ring and in no record."""
-        return int((self.heads - self.encoded).max()) + self.layout.stack * (self._in_report + self._since_report)
-
-    def _request_report(self, ends: Sequence[th.Tensor]) -> None:
+    def _request_report(self) -> None:
         """Request a report: the lengths of all complete records, measured on the device."""
         if isinstance(self.codec, DeviceDelta):
-            self._renew_references(self.codec, np.flatnonzero(self.codec.references_for(self.n_lanes) == 0))
-            self._references = self.codec.references_for(self.n_lanes)
-        tensors = self.tensors
-        n_records = max(min(self._most_in_ring, tensors.ring_frames) // tensors.group, 1)
-        measured = self.codec.measure(tensors, upload(self._references, self.device), n_records)
-        oldest = _oldest_frames(ends, self.layout.stack) if ends else th.zeros_like(tensors.heads)
-        self._report = Report(th.cat([tensors.heads[:, None], oldest[:, None], measured], dim=1))
-        self._in_report, self._since_report = self._in_report + self._since_report, 0
+            self._write_records(0, 0, _NO_RECORDS, np.flatnonzero(self.codec.references_for(self.n_lanes) == 0))
+        self.codec.measure(self.tensors)
+        if self.ends:
+            kernel_module("append").find_oldest(self.tensors, self.ends)
+        self._report.request()
+        self._report_is_pending, self._in_report = True, self._appended
 
     def _place_records(self) -> None:
         """Wait for the report, allocate room for its records, and let the device write them."""
-        assert self._report is not None
         rows: Indices = self._report.wait()
         np.maximum(self.heads, rows[:, 0], out=self.heads)
-        oldest, saved, all_lengths = rows[:, 1], rows[:, 2], rows[:, 3:]
-        counts = np.count_nonzero(all_lengths, axis=1)
-        if counts.any():
+        self._in_heads = self._in_report
+        oldest = rows[:, 2] - self.layout.stack if self.ends else np.zeros_like(self.heads)
+        counts = (rows[:, 0] - rows[:, 3]) // self.codec.frames_per_record
+        all_lengths, most = rows[:, REPORT_HEADER:], int(counts.max())
+        start, records = 0, _NO_RECORDS
+        while most and not len(records[0]):
             lanes, numbers = numbers_from(self.encoded // self.codec.frames_per_record, counts)
-            lengths = all_lengths[all_lengths > 0]
+            lengths = all_lengths[:, :most][np.arange(most) < counts[:, None]]
             self._make_index_room(counts, oldest)
-            start = self.allocate(int(lengths.sum()), lambda: oldest)
-            self._write_records(lanes, numbers, start + np.cumsum(lengths) - lengths, lengths)
-        else:
-            self._report, self._in_report = None, 0
-        if isinstance(self.codec, DeviceDelta):
-            self._renew_references(self.codec, self.codec.lanes_to_renew(saved, counts))
+            try:
+                start = self.allocate(int(lengths.sum()), lambda: oldest)
+            except CapacityError:
+                if most == 1:
+                    raise
+                most = most // 2  # when the first ones are stored, some of them may be needed no longer
+                counts = np.minimum(counts, most)
+            else:
+                records = lanes, numbers, start + np.cumsum(lengths) - lengths, lengths
+        self._report_is_pending = False  # if anything fails from here on, records must not be entered twice
+        to_renew = self.codec.lanes_to_renew(rows[:, 1], counts) if isinstance(self.codec, DeviceDelta) else _NOTHING
+        self._write_records(start, most, records, to_renew)
+        self._most_waiting, self._in_waiting = int((self.heads - self.encoded).max()), self._in_heads
 
-    def _write_records(self, lanes: Indices, numbers: Indices, starts: Indices, lengths: Indices) -> None:
-        group, capacity, references = self.codec.frames_per_record, self.starts.shape[1], self._references[lanes]
+    def _write_records(self, start: int, most: int, records: Records, to_renew: Indices) -> None:
+        """Have the device write records, and make the newest frames of lanes their references.
+
+        :param start: Where in the arena to write...
+        :param most: ... so many of the records of each lane, at most, that were measured...
+        :param records: ... which are these: for each its lane, number, start and length.
+        """
+        codec, group, capacity = self.codec, self.codec.frames_per_record, self.starts.shape[1]
+        lanes, numbers, starts, lengths = records
+        if not len(lanes) and not len(to_renew):
+            return
+        references, renewed = np.zeros_like(lanes), _NOTHING
+        if isinstance(codec, DeviceDelta):
+            references = codec.references_for(self.n_lanes)[lanes]
         places = lanes * capacity + numbers % capacity
         encoded = self.encoded + group * np.bincount(lanes, minlength=self.n_lanes)
-        entries = _packed(lengths, references)
-        jobs = upload(np.stack([lanes, numbers * group, starts, entries, places]), self.device)
         self._index_is_stale = True  # if anything fails before the host's numbers agree with the device's
-        self.codec.write(self.tensors, jobs)
-        self.tensors.records.view(-1, 2).index_copy_(0, jobs[4], jobs[2:4].t().contiguous())
-        copy_into(self.tensors.encoded, encoded)
-        # Nothing can fail from here on. The records exist once ``encoded`` says so. With the report, they would be
-        # entered twice.
+        try:
+            row = self._orders.next()
+            orders = self._orders.arrays[row]
+            orders[0], orders[1], orders[2:] = start, most, 0
+            if isinstance(codec, DeviceDelta) and len(to_renew):
+                renewed = codec.new_references(len(to_renew))
+                self._grow_table(int(renewed.max()) + 1)
+                orders[2 + to_renew] = renewed
+            self._orders.send(row)
+            codec.write(self.tensors)
+        except BaseException:
+            self._recount_uses()
+            raise
+        # Nothing can fail from here on. The records exist once ``encoded`` says so.
         with uninterrupted():
-            self._report, self._in_report = None, 0
             self.starts.reshape(-1)[places] = starts
             self.lengths.reshape(-1)[places] = lengths
-            if isinstance(self.codec, DeviceDelta):
+            if isinstance(codec, DeviceDelta):
                 self._has_references = True
                 self.references.reshape(-1)[places] = references
-                self.codec.incref(references)
+                codec.use_references(to_renew, renewed, references)
             self._bytes_encoded += int(lengths.sum())
             self._frames_encoded += group * len(lanes)
             self.encoded = encoded
             self._index_is_stale = False
 
-    def _renew_references(self, codec: DeviceDelta, lanes: Indices) -> None:
-        """Make the newest frames of lanes their references."""
-        if len(lanes):
-            self._grow_table(codec.most_references(len(lanes)))
-            frames = newest_frames(self.tensors)[upload(lanes, self.device)]
-            self.tensors.table.index_copy_(0, upload(codec.renew(lanes), self.device), frames)
-
     def _make_index_room(self, counts: Indices, oldest: Indices) -> None:
         def missing(spare: int = 0) -> int:
-            records = self.encoded // self.codec.frames_per_record - self.first_records
-            return int((records + counts).max()) + 1 + spare - self.starts.shape[1]
+            records = self.encoded // self.codec.frames_per_record - self.first_records + counts
+            return int(records.max()) + 1 + spare - self.starts.shape[1]
 
         if missing() > 0:
             self.release(oldest)
             while missing(self.starts.shape[1] // 16) > 0:
-                self._index_is_stale = True
                 self._grow_index()
             self._send_index()
 
     def allocate(self, size: int, oldest: Callable[[], Indices]) -> int:
-        generation, capacity = self.arena.generation, self.starts.shape[1]
+        generation = self.arena.generation
         try:
             return super().allocate(size, oldest)
         finally:
-            if self.tensors.heap is not self.arena.heap:
-                self.tensors = self.tensors._replace(heap=self.arena.heap)
-                self.arena.return_old_memory()
-            if generation != self.arena.generation or capacity != self.starts.shape[1]:
-                self._index_is_stale = True
+            self.tensors = self.tensors._replace(heap=self.arena.heap)
+            self._index_is_stale |= generation != self.arena.generation
             self._send_index()
 
     def _grow_index(self) -> None:
         with uninterrupted():  # its parts have one size
+            self._index_is_stale = True
             super()._grow_index()
 
     def release(self, oldest: Indices) -> None:
@@ -236,7 +258,7 @@ class DeviceFrameStore(CappedFrameStore):
     def clear(self) -> None:
         with uninterrupted():
             FrameStore.release(self, self.encoded)
-            self.heads = self.heads + self.layout.stack * (self._in_report + self._since_report)
+            self.heads = self.heads + self.layout.stack * (self._appended - self._in_heads)
             super().clear()
             self.send_numbers()
             self.tensors.known.zero_()
@@ -246,22 +268,28 @@ class DeviceFrameStore(CappedFrameStore):
     def fetch_heads(self) -> None:
         """Wait for the device, and copy the numbers of frames to the host."""
         self.heads[:] = self.tensors.heads.cpu().numpy()
-        self._in_report = self._since_report = 0
+        self._count_waiting()
+
+    def _count_waiting(self) -> None:
+        """After the host's numbers of frames have become those of the device."""
+        self._most_waiting = int((self.heads - self.encoded).max())
+        self._in_heads = self._in_waiting = self._appended
 
     def settle(self) -> None:
         """Wait for the device, and encode all complete records, as far as there is room."""
         self.fetch_heads()
         with contextlib.suppress(CapacityError):
-            while self._report is not None or (self.heads - self.encoded >= self.codec.frames_per_record).any():
-                if self._report is None:
-                    self._request_report([])
+            while self._report_is_pending or (self.heads - self.encoded >= self.codec.frames_per_record).any():
+                if not self._report_is_pending:
+                    self._request_report()
                 self._place_records()
 
     def send_numbers(self) -> None:
         """Send the numbers of frames, which the host has changed, to the device. Pending reports are void."""
         copy_into(self.tensors.heads, self.heads)
         copy_into(self.tensors.encoded, self.encoded)
-        self._report, self._in_report, self._since_report = None, 0, 0
+        self._report_is_pending = False
+        self._count_waiting()
 
     def launch(self, batch: ObservationBatch) -> None:
         """Rebuild a batch of observations."""
@@ -274,7 +302,7 @@ class DeviceFrameStore(CappedFrameStore):
         n, stack = len(lanes), self.layout.stack
         if not n:
             return
-        places = upload(np.stack([np.arange(n), lanes]), self.device)
+        places = Places([np.arange(n)], lanes, self.device)
         for first, out in zip(firsts, outs, strict=True):
             ends = np.repeat((first + stack).astype(np.uint32).view(np.int32)[:, None], self.n_lanes, axis=1)
             found = th.empty((n, stack * self.codec.frame.nbytes), dtype=th.uint8, device=self.device)
@@ -287,7 +315,8 @@ class DeviceFrameStore(CappedFrameStore):
 
     def device_tensors(self) -> list[th.Tensor]:
         """Everything on the device that kernels read or write."""
-        return [self._all_lanes, *(tensor for tensor in self.tensors if isinstance(tensor, th.Tensor))]
+        tensors = [tensor for tensor in self.tensors if isinstance(tensor, th.Tensor)]
+        return [self._all_lanes, *self.staging.tensors, *tensors]
 
     def check(self) -> None:
         super().check()
@@ -307,11 +336,11 @@ class DeviceFrameStore(CappedFrameStore):
         super().restore(state)
         self.newest.forget()
         check_records(self)  # kernels do not look whether what they read makes sense
-        lanes, numbers = numbers_from(self.encoded, self.heads - self.encoded)
         waiting = self.ring[self._waiting_places()]
         self._create_tensors(fewest=int((self.heads - self.encoded).max()) + 4 * self.layout.stack)
-        if len(lanes):
-            rows = upload(lanes * self.tensors.ring_frames + numbers % self.tensors.ring_frames, self.device)
+        if len(waiting):
+            lanes, places = self._waiting_places()
+            rows = upload(lanes * self.tensors.ring_frames + places, self.device)
             self.tensors.ring.view(-1, waiting.shape[1]).index_copy_(0, rows, upload(waiting, self.device))
 
     def _create_tensors(self, fewest: int = 0) -> None:
@@ -322,35 +351,26 @@ class DeviceFrameStore(CappedFrameStore):
         group, stack, frame_bytes = self.codec.frames_per_record, self.layout.stack, self.codec.frame.nbytes
         # A step may bring two whole observations. While the records of a part of the ring are measured, frames go to
         # the rest of it.
-        affordable = min(_RING_FRAMES, _RING_BYTES // frame_bytes) // self.n_lanes
-        n_frames = max(6 * stack + group, affordable, fewest)
+        affordable = _RING_BYTES // (self.n_lanes * frame_bytes)
+        n_frames = max(6 * stack + group, min(_RING_FRAMES, affordable), fewest)
         n_frames = -(-n_frames // group) * group
         # The host's ring has the shape of the device's, but no frames.
         self.ring = np.empty((self.n_lanes, n_frames, 0), dtype=np.uint8)
         self._all_lanes = upload(np.arange(self.n_lanes), self.device)
-        self._index_memory = self._table_memory = RawBuffer(0, self.device)
+        self._table_memory = DeviceMemory(self.device)
         self._index_is_stale = True
 
-        def zeros(*shape: int, dtype: th.dtype) -> th.Tensor:
-            return th.zeros(shape, dtype=dtype, device=self.device)
-
-        self.tensors = DeviceFrames(
-            heap=self.arena.heap,
-            records=zeros(self.n_lanes, 0, 2, dtype=th.int64),
-            table=zeros(0, -(-frame_bytes // 4), dtype=th.int32),
-            ring=zeros(self.n_lanes, n_frames, frame_bytes, dtype=th.uint8),
-            headers=zeros(self.n_lanes, n_frames, dtype=th.int32),
-            heads=upload(self.heads, self.device),
-            known=zeros(self.n_lanes, dtype=th.int32),
-            encoded=upload(self.encoded, self.device),
-            group=group,
-            stack=stack,
-        )
-        self._send_index()
+        self._orders = Staging(2 + self.n_lanes, th.int64, self.device)
+        self._progress = Progress(self.n_lanes, self.device)
+        tensors = DeviceFrames.zeros(self.n_lanes, n_frames, frame_bytes, group, stack, self.device)
+        self.tensors = tensors._replace(heap=self.arena.heap, orders=self._orders.sent)
+        copy_into(self.tensors.heads, self.heads)
+        self._report = Report(self.tensors.report)
         if isinstance(self.codec, DeviceDelta):
             frames = self.codec.reference_frames.view(np.int32)
             self._grow_table(len(frames))
             copy_into(self.tensors.table[: len(frames)], frames)
+        self._send_index()
 
     def _send_index(self) -> None:
         """Send the whole index if records have moved or it has grown. Entries of new records are sent with these."""
@@ -358,41 +378,22 @@ class DeviceFrameStore(CappedFrameStore):
             return
         index = np.empty((*self.starts.shape, 2), dtype=np.int64)
         index[..., 0] = self.starts
-        index[..., 1] = _packed(self.lengths, self.references)
-        memory = self._index_memory
-        if len(memory) != index.nbytes:
-            memory = RawBuffer(index.nbytes, self.device)
-        records = memory.bytes.view(th.int64).view(index.shape)
-        copy_into(records, index)
+        index[..., 1] = self.lengths.astype(np.int64) | self.references.astype(np.int64) << LENGTH_BITS
+        if self.tensors.records.shape == index.shape:
+            copy_into(self.tensors.records, index)
+        else:
+            self.tensors = self.tensors._replace(records=upload(index, self.device))
         copy_into(self.tensors.encoded, self.encoded)
-        self.tensors = self.tensors._replace(records=records)
-        self._index_memory, self._index_is_stale = memory, False
+        if isinstance(self.codec, DeviceDelta):
+            copy_into(self.tensors.references, self.codec.references_for(self.n_lanes))
+        self._index_is_stale = False
 
     def _grow_table(self, size: int) -> None:
         """Make room for so many reference frames."""
-        table = self.tensors.table
-        if len(table) < size:
-            shape = (max(size, len(table) * 9 // 8), table.shape[1])
-            memory = RawBuffer(4 * shape[0] * shape[1], self.device)
-            larger = memory.bytes.view(th.int32).view(shape)
-            larger[: len(table)] = table
-            larger[len(table) :] = 0
-            self.tensors = self.tensors._replace(table=larger)
-            del table
-            self._table_memory = memory
-
-
-def _packed(lengths: npt.NDArray[Any], references: npt.NDArray[Any]) -> Indices:
-    """Lengths and references as the second number of index entries."""
-    return lengths.astype(np.int64) | references.astype(np.int64) << LENGTH_BITS
-
-
-def _aligned(tensor: th.Tensor) -> th.Tensor:
-    return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
-
-
-def _oldest_frames(ends: Sequence[th.Tensor], stack: int) -> th.Tensor:
-    """The oldest frame of each lane that an observation needs. ``ends`` hold ``uint32``, 0 where there is none."""
-    # Less one, so that 0 becomes the largest number instead of the smallest; torch compares signed numbers.
-    smallest = th.stack([(column - 1).bitwise_xor_(_SIGN).amin(0) for column in ends]).amin(0)
-    return (smallest.bitwise_xor_(_SIGN).to(th.int64) & 0xFFFFFFFF) + 1 - stack
+        n_rows, n_words = self.tensors.table.shape
+        if n_rows < size:
+            larger = max(size + 64, n_rows * 17 // 16)
+            self._table_memory.grow(4 * larger * n_words)
+            table = self._table_memory.bytes.view(th.int32).view(larger, n_words)
+            table[n_rows:] = 0
+            self.tensors = self.tensors._replace(table=table)

@@ -21,10 +21,18 @@ from sb3_extra_buffers.codecs.none import NoneCodec
 from sb3_extra_buffers.errors import CapacityError
 from sb3_extra_buffers.gpu_buffers.arena import CappedArena, CappedFrameStore
 from sb3_extra_buffers.gpu_buffers.device_codecs import device_codec, host_codec
-from sb3_extra_buffers.gpu_buffers.device_store import DeviceStore, Places, Step
+from sb3_extra_buffers.gpu_buffers.device_store import DeviceStore, Step
 from sb3_extra_buffers.gpu_buffers.frame_store import DeviceFrameStore
-from sb3_extra_buffers.gpu_buffers.kernels import FieldBatch, ObservationBatch, kernel_module, uses_triton
-from sb3_extra_buffers.gpu_buffers.transfer import CPU, copy_into, pinned, to_device, torch_dtype, upload
+from sb3_extra_buffers.gpu_buffers.kernels import FieldBatch, FieldRow, ObservationBatch, kernel_module, uses_triton
+from sb3_extra_buffers.gpu_buffers.transfer import (
+    CPU,
+    ObservationStaging,
+    Places,
+    copy_into,
+    empty,
+    torch_dtype,
+    upload,
+)
 from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.config import CodecRecipe
@@ -33,6 +41,9 @@ from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.observation_store import REVIEW_STEPS, ObservationStore
 from sb3_extra_buffers.storage.pickling import unpickled
 from sb3_extra_buffers.storage.stacking import StackLayout
+
+_FRAMES_PER_SLOT = 1.1
+"""For how many new frames per slot the index has room from the beginning. Most slots bring one."""
 
 
 class PackedObservationStore(DeviceStore):
@@ -58,6 +69,10 @@ class PackedObservationStore(DeviceStore):
     def gathers_fields(self) -> bool:
         return isinstance(self.frames, DeviceFrameStore)
 
+    @property
+    def takes_fields(self) -> bool:
+        return isinstance(self.frames, DeviceFrameStore)
+
     def to(self, device: th.device) -> None:
         before = dict(self.__dict__)
         state = unpickled(copy.deepcopy(self.state()))
@@ -68,38 +83,37 @@ class PackedObservationStore(DeviceStore):
             self._undo(before)
             raise
 
-    def checked_step(self, step: Sequence[Any]) -> Step:
+    def checked_step(self, step: Sequence[Any], stream: th.cuda.Stream | None = None) -> Step:
         if self._decide_again:
             self._decide()
         frames = self.device_frames
         if frames is not None and all(map(self._can_stay, step)):
-            return Step([frames.cut(part) for part in step], None)
+            return Step(frames.staging.take(step, stream), None)
         arrays, digests = self._checked_arrays(step)
-        return Step(arrays if frames is None else frames.send(arrays), digests)
+        return Step(arrays if frames is None else frames.staging.send(arrays), digests)
 
-    def make_room(self, step: Step, slot: int) -> None:
+    def write_step(self, places: list[tuple[int, int]], step: Step, fields: FieldRow | None = None) -> None:
         frames = self.device_frames
         if frames is None:
-            self.prepare(len(step.parts), slot)
-        else:
-            frames.reserve(len(step.parts), self._used_ends)
-
-    def write_step(self, places: list[tuple[int, int]], step: Step) -> None:
-        if self.device_frames is None:
             self.place(places, self.append(step.parts))
             self.finish_step()
             return
-        self._append_on_device(self.device_frames, places, step)
+        self._append_on_device(frames, places, step, fields=fields)
         self._steps += 1
         if self._steps % REVIEW_STEPS == 0:
             self._review()
 
     def _append_on_device(
-        self, frames: DeviceFrameStore, places: list[tuple[int, int]], step: Step, lanes: Indices | None = None
+        self,
+        frames: DeviceFrameStore,
+        places: list[tuple[int, int]],
+        step: Step,
+        lanes: Indices | None = None,
+        fields: FieldRow | None = None,
     ) -> None:
         self.slots_used = max(self.slots_used, *(slot + 1 for _, slot in places))
         ends = [self._device_ends[column] for column, _ in places]
-        frames.append_on_device(step.parts, ends, [slot for _, slot in places], lanes)
+        frames.append_on_device(step.parts, ends, [slot for _, slot in places], lanes, fields)
         self._place_digests(places, step.digests, lanes)
 
     def write(self, column: int, slot: int, observations: npt.NDArray[Any], lanes: Indices | None = None) -> None:
@@ -108,11 +122,13 @@ class PackedObservationStore(DeviceStore):
             super().write(column, slot, observations, lanes)
             return
         with self.lock.held, uninterrupted():
+            self._wait()
             digests = None if self.digests is None else [digests_of(observations)]
-            frames.reserve(1, self._used_ends)
-            self._append_on_device(frames, [(column, slot)], Step(frames.send([observations]), digests), lanes)
+            frames.make_room(1, self._oldest)
+            self._append_on_device(frames, [(column, slot)], Step(frames.staging.send([observations]), digests), lanes)
             if frames.arena.nbytes > self._compact_at:  # written in no order, slots leave dead records behind
                 self.compact()
+            self._wait()
 
     def read(self, wanted: list[tuple[int, Indices]], envs: Indices, device: th.device = CPU) -> list[npt.NDArray[Any]]:
         if self.device_frames is None:
@@ -123,15 +139,15 @@ class PackedObservationStore(DeviceStore):
         frames = self.device_frames
         if frames is None:
             # Normalized on the device: a GPU does not divide exactly as the host does.
-            stored = self.read_stored(list(zip(columns, places.slots, strict=True)), places.envs, CPU)
+            wanted = [(column, places.host_slots(i)) for i, column in enumerate(columns)]
+            stored = self.read_stored(wanted, places.envs, CPU)
             return self._converted([upload(array, self.device) for array in stored])
-        layout, n_outs = self.layout, len(places)
+        layout, n = self.layout, places.n
         is_plain = self.stored_dtype == np.uint8 and layout.is_contiguous
-        shape = self.shape if is_plain else (layout.stack, layout.frame.nbytes)
-        outs = [th.empty((n_outs, *shape), dtype=th.uint8, device=self.device) for _ in columns]
-        if n_outs:
-            ends = [self._device_ends[column] for column in columns]
-            frames.launch(ObservationBatch(places.tensor, ends, outs, fields))
+        shape = (n, *self.shape) if is_plain else (n, layout.stack, layout.frame.nbytes)
+        outs = [empty(shape, th.uint8, self.device) for _ in columns]
+        if n:
+            frames.launch(ObservationBatch(places, [self._device_ends[column] for column in columns], outs, fields))
         return self._outputs_of(columns, places, outs if is_plain else [self._merge(out) for out in outs])
 
     def _merge(self, frames: th.Tensor) -> th.Tensor:
@@ -226,7 +242,8 @@ class PackedObservationStore(DeviceStore):
             own = host_codec(recipe, layout.frame)
             frames = CappedFrameStore(own, self.n_envs, layout, CappedArena(self.budget), 2, begin_after)
         else:
-            frames = DeviceFrameStore(codec, self.n_envs, layout, self.device, self.budget)
+            index_size = max(int(self.n_slots * _FRAMES_PER_SLOT) // codec.frames_per_record, 8)
+            frames = DeviceFrameStore(codec, self.n_envs, layout, self.device, self.budget, index_size)
         self._count_arena(frames)
         return frames
 
@@ -241,11 +258,7 @@ class PackedObservationStore(DeviceStore):
         self._device_ends = []
         if self.device_frames is not None:
             self._device_ends = [upload(ends.view(np.int32), self.device) for ends in self.ends]
-
-    @property
-    def _used_ends(self) -> list[th.Tensor]:
-        """The frame numbers on the device, without slots that were never written."""
-        return [ends[: max(self.slots_used, 1)] for ends in self._device_ends]
+            self.device_frames.ends = self._device_ends
 
     def _fetch_ends(self) -> None:
         """Copy the frame numbers of all observations to the host, which waits for the device."""
@@ -262,6 +275,7 @@ class DenseObservationStore(DeviceStore):
         self._row_bytes = math.prod(self.shape) * self.stored_dtype.itemsize
         shape = (len(self.ends), self.n_slots, self.n_envs, self._row_bytes)
         self.values = th.zeros(shape, dtype=th.uint8, device=self.device)
+        self._staging = ObservationStaging(StackLayout(self.shape, self.stored_dtype), self.n_envs, self.device)
         self.ends = []
 
     @property
@@ -289,27 +303,32 @@ class DenseObservationStore(DeviceStore):
 
     def to(self, device: th.device) -> None:
         self.values, self.device = self.values.to(device), device
+        self._staging = ObservationStaging(StackLayout(self.shape, self.stored_dtype), self.n_envs, device)
 
-    def checked_step(self, step: Sequence[Any]) -> Step:
+    def checked_step(self, step: Sequence[Any], stream: th.cuda.Stream | None = None) -> Step:
         if all(map(self._can_stay, step)):
-            return Step(list(step), None)
+            return Step(self._staging.take(step, stream), None)
         arrays, digests = self._checked_arrays(step)
-        staged = pinned((len(arrays), self.n_envs, *self.shape), torch_dtype(self.stored_dtype), self.device)
-        for row, array in zip(staged.numpy(), arrays, strict=True):
-            row[...] = array
-        return Step(list(to_device(staged, self.device).unbind(0)), digests)
+        return Step(self._staging.send(arrays), digests)
 
-    def make_room(self, step: Step, slot: int) -> None:
+    def prepare(self, n_observations: int, slot: int | None = None) -> None:
         pass  # there is room for everything
 
-    def write_step(self, places: list[tuple[int, int]], step: Step) -> None:
-        for (column, slot), observations in zip(places, step.parts, strict=True):
-            self._target(column, slot).copy_(observations, non_blocking=True)
+    def write_step(self, places: list[tuple[int, int]], step: Step, fields: FieldRow | None = None) -> None:
+        parts, (pixels, chunk, item) = step.parts
+        for (column, slot), part in zip(places, parts, strict=True):
+            target = self.values[column, slot].view(-1)
+            rows = part.view(-1)[: target.numel()]
+            if pixels > 1:
+                target = target.view(self.n_envs, chunk // item, pixels, item).transpose(1, 2)
+                rows = rows.view(self.n_envs, pixels, chunk // item, item)
+            target.copy_(rows)
             self.slots_used = max(self.slots_used, slot + 1)
         self._place_digests(places, step.digests)
 
     def write(self, column: int, slot: int, observations: npt.NDArray[Any], lanes: Indices | None = None) -> None:
         with self.lock.held, uninterrupted():
+            self._wait()
             rows = upload(observations, self.device)
             target = self._target(column, slot)
             if lanes is None:
@@ -319,18 +338,18 @@ class DenseObservationStore(DeviceStore):
             self.slots_used = max(self.slots_used, slot + 1)
             digests = None if self.digests is None else [digests_of(observations)]
             self._place_digests([(column, slot)], digests, lanes)
+            self._wait()
 
     def _target(self, column: int, slot: int) -> th.Tensor:
         return self.values[column, slot].view(torch_dtype(self.stored_dtype)).view(self._step_shape)
 
     def read_tensors(self, columns: list[int], places: Places, fields: FieldBatch | None = None) -> list[th.Tensor]:
-        n = len(places)
+        n = places.n
         if self.gathers_fields and n:
-            found = [th.empty((n, self._row_bytes), dtype=th.uint8, device=self.device) for _ in columns]
-            kernel_module("rows").gather_rows(places.tensor, [self.values[column] for column in columns], found, fields)
+            found = [empty((n, self._row_bytes), th.uint8, self.device) for _ in columns]
+            kernel_module("gather").gather_rows(places, [self.values[column] for column in columns], found, fields)
         else:
-            *slots, envs = places.tensor
-            found = [self.values[column][row, envs] for row, column in zip(slots, columns, strict=True)]
+            found = [self.values[column][places.rows(i)] for i, column in enumerate(columns)]
         dtype = torch_dtype(self.stored_dtype)
         stored = [values.view(dtype).view(n, *self.shape) for values in found]
         return self._outputs_of(columns, places, stored)

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch as th
-from gymnasium import spaces
 from stable_baselines3.common.buffers import DictReplayBuffer
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
-from typing_extensions import Unpack
 
+from sb3_extra_buffers.compiled import load_kernels
 from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
-from sb3_extra_buffers.compressed.rows import SINGLE, on_host
-from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer, GpuOptions, normal_tensors
-from sb3_extra_buffers.gpu_buffers.device_store import DeviceStore, Places, Step
+from sb3_extra_buffers.compressed.rows import SINGLE, on_host, part_of
+from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer, normal_tensors
+from sb3_extra_buffers.gpu_buffers.device_store import DeviceStore, Step
 from sb3_extra_buffers.gpu_buffers.fields import FIELDS, Fields, field_property
 from sb3_extra_buffers.gpu_buffers.kernels import kernel_module
 from sb3_extra_buffers.gpu_buffers.normalization import normalize_obs, normalize_reward
@@ -42,28 +41,6 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
     dones = field_property("dones")
     timeouts = field_property("timeouts")
 
-    def __init__(
-        self,
-        buffer_size: int,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        device: th.device | str = "auto",
-        n_envs: int = 1,
-        optimize_memory_usage: bool = False,
-        handle_timeout_termination: bool = True,
-        **options: Unpack[GpuOptions],
-    ) -> None:
-        super().__init__(
-            buffer_size,
-            observation_space,
-            action_space,
-            device=device,
-            n_envs=n_envs,
-            optimize_memory_usage=optimize_memory_usage,
-            handle_timeout_termination=handle_timeout_termination,
-            **options,
-        )
-
     def _create_state(self) -> None:
         super()._create_state()
         arrays = {name: self.__dict__.pop(name) for name in FIELDS}
@@ -79,21 +56,23 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
     def device_bytes(self) -> int:
         return super().device_bytes + (0 if self._fields.copy is None else self._fields.copy.nbytes)
 
-    @normal_tensors
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]]) -> None:
-        with self._lock.held, uninterrupted():
-            self._move_to_requested_device()
-            self._follow_stream()
+        with self._lock.held, uninterrupted(), normal_tensors():
+            self._follow_device()
             self._prepare_fields(action, reward, done, infos)
-            steps, pos = self._checked_steps(obs, next_obs), self.pos
-            for store, step in steps:
-                store.make_room(step, pos)
+            pos, stream, stores = self.pos, self._last_stream, self._device_stores
+            steps = [
+                (store, store.checked_step((part_of(obs, key), part_of(next_obs, key)), stream))
+                for key, store in stores.items()
+            ]
+            for store in stores.values():
+                store.prepare(2, pos)
             try:
                 self._write_all(pos, steps)
             except BaseException:
                 # Once more, since it does no harm: a transition is there as a whole, or not at all.
-                for store, step in steps:
-                    store.make_room(step, pos)
+                for store in stores.values():
+                    store.prepare(2, pos)
                 self._write_all(pos, steps)
                 raise
 
@@ -109,14 +88,25 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
     def _write_all(self, pos: int, steps: list[tuple[DeviceStore, Step]]) -> None:
         """Store a transition, for which there is room."""
         next_place = (0, (pos + 1) % self.buffer_size) if self.optimize_memory_usage else (1, pos)
-        for store, step in steps:
-            store.write_step([(0, pos), next_place], step)
-        self._fields.write(pos)
+        fields = self._fields.row_for(pos) if steps[0][0].takes_fields else None
+        for i, (store, step) in enumerate(steps):
+            store.write_step([(0, pos), next_place], step, None if i else fields)
+        self._fields.write(pos, is_sent=fields is not None)
         if pos + 1 == self.buffer_size:
             self.full = True
         self.pos = (pos + 1) % self.buffer_size
 
-    @normal_tensors
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
+        with self._lock.held:  # so that no transition is overwritten between drawing and reading it
+            size = self.size()
+            if size == 0 or self.optimize_memory_usage:
+                return super().sample(batch_size, env)
+            found: ReplayBufferSamples = self._get_samples(_draw(size, batch_size), env)
+            return found
+
+    def _get_samples(self, batch_inds: npt.NDArray[np.int64], env: VecNormalize | None = None) -> Any:
+        return self._samples_at(batch_inds, _draw(self.n_envs, len(batch_inds)), env)
+
     def _samples_at(
         self,
         batch_inds: npt.NDArray[np.int64],
@@ -125,31 +115,33 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
         last_inds: npt.NDArray[np.int64] | None = None,
     ) -> Any:
         assert last_inds is None, "there are no transitions of several steps here"
-        with self._lock.held:
-            self._move_to_requested_device()
-            self._follow_stream()
-            following = (batch_inds + 1) % self.buffer_size if self.optimize_memory_usage else batch_inds
-            columns = _ONE_COLUMN if self.optimize_memory_usage else _TWO_COLUMNS
-            places = Places([batch_inds, following], env_indices, self._location)
-            fields = self._fields.batch(len(places))
+        with self._lock.held, normal_tensors():
+            self._follow_device()
+            columns, slots = _TWO_COLUMNS, [batch_inds]
+            if self.optimize_memory_usage:
+                columns, slots = _ONE_COLUMN, [batch_inds, (batch_inds + 1) % self.buffer_size]
+            places = self._places(slots, env_indices)
+            fields = self._fields.batch(places.n)
             # The first launch brings the fields along.
             left, pairs = fields, {}
             for key, store in self._device_stores.items():
                 pairs[key] = store.read_tensors(columns, places, left if store.gathers_fields else None)
                 left = None if store.gathers_fields else left
-            if left is not None and len(places):
-                kernel_module("rows").gather_fields(places.tensor, len(places.slots), left)
+            if left is not None and places.n:
+                kernel_module("gather").gather_fields(places, left)
             actions, rewards, dones = self._fields.from_host(batch_inds, env_indices) if fields is None else fields[1:4]
-        if env is not None:
-            rewards = normalize_reward(rewards, env)
-        is_dict = SINGLE not in pairs
-        obs: Any
-        next_obs: Any
-        obs, next_obs = ({key: pair[i] for key, pair in pairs.items()} for i in (0, 1)) if is_dict else pairs[SINGLE]
-        if env is not None:
-            obs, next_obs = normalize_obs(obs, env), normalize_obs(next_obs, env)
-        if not self._outputs_stay:
-            obs, actions, next_obs, dones, rewards = map(self._sent, (obs, actions, next_obs, dones, rewards))
+            if env is not None:
+                rewards = normalize_reward(rewards, env)
+            is_dict = SINGLE not in pairs
+            obs: Any
+            next_obs: Any
+            obs, next_obs = (
+                ({key: pair[i] for key, pair in pairs.items()} for i in (0, 1)) if is_dict else pairs[SINGLE]
+            )
+            if env is not None:
+                obs, next_obs = normalize_obs(obs, env), normalize_obs(next_obs, env)
+            if not self._outputs_stay:
+                obs, actions, next_obs, dones, rewards = map(self._sent, (obs, actions, next_obs, dones, rewards))
         return (DictReplayBufferSamples if is_dict else ReplayBufferSamples)(obs, actions, next_obs, dones, rewards)
 
     def _move_fields(self, location: th.device) -> None:
@@ -180,6 +172,12 @@ class GpuDictReplayBuffer(GpuReplayBuffer, DictReplayBuffer):
     if TYPE_CHECKING:
 
         def sample(self, batch_size: int, env: VecNormalize | None = None) -> DictReplayBufferSamples: ...  # type: ignore[override]  # as in SB3
+
+
+def _draw(high: int, n: int) -> npt.NDArray[np.int64]:
+    """Numbers below ``high``, as SB3 draws them."""
+    compiled = load_kernels("sb3_extra_buffers.gpu_buffers.draws")
+    return np.random.randint(0, high, size=n) if compiled is None else compiled.randint(high, n)
 
 
 def _as_array(values: Any) -> npt.NDArray[Any]:

@@ -8,17 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch as th
-from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer
 from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
-from typing_extensions import Unpack
 
 from sb3_extra_buffers.compressed.rollout_buffer import CompressedRolloutBuffer
-from sb3_extra_buffers.compressed.rows import SINGLE
-from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer, GpuOptions, normal_tensors
-from sb3_extra_buffers.gpu_buffers.device_store import Places
-from sb3_extra_buffers.gpu_buffers.transfer import upload
+from sb3_extra_buffers.compressed.rows import SINGLE, part_of
+from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer, normal_tensors
+from sb3_extra_buffers.gpu_buffers.transfer import empty, upload
 from sb3_extra_buffers.interruption import uninterrupted
 
 _NUMBERS = ("values", "log_probs", "advantages", "returns")
@@ -33,47 +30,24 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
     Further arguments: see :class:`~sb3_extra_buffers.gpu_buffers.base.BaseGpuBuffer`.
     """
 
-    def __init__(
-        self,
-        buffer_size: int,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        device: th.device | str = "auto",
-        gae_lambda: float = 1,
-        gamma: float = 0.99,
-        n_envs: int = 1,
-        **options: Unpack[GpuOptions],
-    ) -> None:
-        super().__init__(
-            buffer_size,
-            observation_space,
-            action_space,
-            device=device,
-            n_envs=n_envs,
-            gae_lambda=gae_lambda,
-            gamma=gamma,
-            **options,
-        )
-
-    @normal_tensors
     def reset(self) -> None:
-        with self._lock.held, uninterrupted():
+        with self._lock.held, uninterrupted(), normal_tensors():
             if self._stores:  # SB3's constructor is through
-                self._move_to_requested_device()
-                self._follow_stream()
+                self._follow_device()
             super().reset()
 
-    @normal_tensors
     def add(self, *args: Any, **kwargs: Any) -> None:
-        with self._lock.held, uninterrupted():
-            self._move_to_requested_device()
-            self._follow_stream()
+        with self._lock.held, uninterrupted(), normal_tensors():
+            self._follow_device()
             super().add(*args, **kwargs)
 
     def _checked_observations(self, obs: Any) -> Any:
-        steps = self._checked_steps(obs)
-        for store, step in steps:
-            store.make_room(step, self.pos)
+        steps = [
+            (store, store.checked_step((part_of(obs, key),), self._last_stream))
+            for key, store in self._device_stores.items()
+        ]
+        for store, _ in steps:
+            store.prepare(1, self.pos)
         return steps
 
     def _write_observations(self, slot: int, checked: Any) -> None:
@@ -81,17 +55,15 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
         for store, step in checked:
             store.write_step([(0, slot)], step)
 
-    @normal_tensors
     def _get_samples(self, batch_inds: npt.NDArray[np.int64], env: VecNormalize | None = None) -> Any:
-        with self._lock.held:
-            self._move_to_requested_device()
-            self._follow_stream()
+        with self._lock.held, normal_tensors():
+            self._follow_device()
             envs, slots = np.divmod(batch_inds, self.buffer_size)
-            places = Places([slots], envs, self._location)
+            places = self._places([slots], envs)
             found = {key: store.read_tensors([0], places)[0] for key, store in self._device_stores.items()}
-        parts: list[Any] = [found.get(SINGLE, found), *self._numbers_at(batch_inds)]
-        if not self._outputs_stay:
-            parts = [self._sent(part) for part in parts]
+            parts: list[Any] = [found.get(SINGLE, found), *self._numbers_at(batch_inds)]
+            if not self._outputs_stay:
+                parts = [self._sent(part) for part in parts]
         return (RolloutBufferSamples if SINGLE in found else DictRolloutBufferSamples)(*parts)
 
     def _numbers_at(self, batch_inds: npt.NDArray[np.int64]) -> list[th.Tensor]:
@@ -101,7 +73,12 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
         if any(array.dtype != np.float32 for array in arrays):
             return [upload(array, self._location) for array in arrays]
         sizes = [array.size for array in arrays]
-        sent = upload(np.concatenate([array.reshape(-1) for array in arrays]), self._location).split(sizes)  # type: ignore[no-untyped-call]
+        staging, total = self._staging_for(sum(sizes), th.float32), sum(sizes)
+        row = staging.next()
+        np.concatenate([array.reshape(-1) for array in arrays], out=staging.arrays[row][:total])
+        numbers = empty((total,), th.float32, self._location)
+        numbers.copy_(staging.tensors[row][:total], non_blocking=self._location.type == "cuda")
+        sent = numbers.split(sizes)  # type: ignore[no-untyped-call]
         # What is done to one of them in place must not look as if it had been done to all, as it would with views.
         return [part.view(array.shape).data for part, array in zip(sent, arrays, strict=True)]
 

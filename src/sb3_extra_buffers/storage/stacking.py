@@ -70,12 +70,17 @@ class StackLayout:
 
     def in_memory(self, observations: npt.NDArray[Any]) -> tuple[Bytes, MemoryForm]:
         """Observations, ``(n, *shape)``, as ``(n, bytes)``, and how frames lie in them. Copies only if necessary."""
-        form = self._frame_after_frame if self.is_contiguous else self._pixel_after_pixel
+        form = self.contiguous_form
         if self.is_contiguous and self.shape and not observations.flags.c_contiguous:
             channels_last = observations.transpose(self._channels_last)
             if channels_last.flags.c_contiguous:
                 observations, form = channels_last, self._pixel_after_pixel
         return np.ascontiguousarray(observations).reshape(len(observations), -1).view(np.uint8), form
+
+    @property
+    def contiguous_form(self) -> MemoryForm:
+        """How frames lie in contiguous observations."""
+        return self._frame_after_frame if self.is_contiguous else self._pixel_after_pixel
 
     @cached_property
     def _frame_after_frame(self) -> MemoryForm:

@@ -16,9 +16,13 @@ from typing import Any, NamedTuple
 
 import torch as th
 
+from sb3_extra_buffers.gpu_buffers.transfer import Places
+
 OLDEST_TRITON = (3, 3)
 """Earlier versions do not take constants by position when a compiled kernel is launched again."""
 _LARGE = 1 << 17
+REPORT_HEADER = 5
+"""Numbers in a report before the lengths."""
 LENGTH_BITS = 32
 """The second number of a record's index entry is its length, and above these bits its reference."""
 
@@ -32,6 +36,8 @@ class DeviceFrames(NamedTuple):
     """``int64``, (lanes, capacity, 2): where each record starts; its length and reference."""
     table: th.Tensor
     """``int32``, (references, words): the reference frames. Without rows for methods that have none."""
+    references: th.Tensor
+    """``int64``, (lanes,): which reference frame the next records of each lane refer to."""
     ring: th.Tensor
     """``uint8``, (lanes, frames, frame_bytes): the newest frames. Frame *i* is at position *i* modulo their number."""
     headers: th.Tensor
@@ -42,10 +48,42 @@ class DeviceFrames(NamedTuple):
     """``int32``, (lanes,): whether an observation ends at the head, so that the next may share frames with it."""
     encoded: th.Tensor
     """``int64``, (lanes,): the first frame of each lane that is not in a record."""
+    report: th.Tensor
+    """``int64``, (lanes, 5 + records): what the device measures for the host. For each lane its head, how many words
+    fewer a record would have with a newer reference, where its oldest observation ends, the first frame that is not in
+    a record, its reference, and the lengths of its next records. There are as many as it has complete ones."""
+    orders: th.Tensor
+    """``int64``, (2 + lanes,): what the host decides. Where in the heap to write the records that were measured, how
+    many of each lane at most, and for each lane the number of a new reference, or 0."""
     group: int
     """Frames in a record."""
     stack: int
     """Frames in an observation."""
+
+    @classmethod
+    def zeros(
+        cls, n_lanes: int, ring_frames: int, frame_bytes: int, group: int, stack: int, device: th.device
+    ) -> DeviceFrames:
+        """No frames, and no room for records and references."""
+
+        def zeros(*shape: int, dtype: th.dtype = th.int64) -> th.Tensor:
+            return th.zeros(shape, dtype=dtype, device=device)
+
+        return cls(
+            heap=zeros(0, dtype=th.uint8),
+            records=zeros(n_lanes, 0, 2),
+            table=zeros(0, -(-frame_bytes // 4), dtype=th.int32),
+            references=zeros(n_lanes),
+            ring=zeros(n_lanes, ring_frames, frame_bytes, dtype=th.uint8),
+            headers=zeros(n_lanes, ring_frames, dtype=th.int32),
+            heads=zeros(n_lanes),
+            known=zeros(n_lanes, dtype=th.int32),
+            encoded=zeros(n_lanes),
+            report=zeros(n_lanes, REPORT_HEADER + ring_frames // group),
+            orders=zeros(2 + n_lanes),
+            group=group,
+            stack=stack,
+        )
 
     @property
     def ring_frames(self) -> int:
@@ -55,6 +93,16 @@ class DeviceFrames(NamedTuple):
     @property
     def frame_bytes(self) -> int:
         return self.ring.shape[2]
+
+
+class FieldRow(NamedTuple):
+    """The fields of a slot, which are written by the launch that appends its observations."""
+
+    row: th.Tensor
+    """``int32``, in pinned memory of the host."""
+    fields: th.Tensor
+    """``int32``, (slots, words in a row)."""
+    slot: int
 
 
 class FieldBatch(NamedTuple):
@@ -72,12 +120,11 @@ class FieldBatch(NamedTuple):
 class ObservationBatch(NamedTuple):
     """Observations of one or two columns, and the tensors that they go to."""
 
-    places: th.Tensor
-    """``int64``: the slots for each column, and the environments."""
+    places: Places
     ends: list[th.Tensor]
     """For each column, ``int32`` (slots, environments): the frame after an observation's last one."""
     outs: Sequence[th.Tensor]
-    """For each column, ``uint8``, (n, bytes of an observation)."""
+    """For each column, ``uint8``, with the bytes of ``len(places)`` observations."""
     fields: FieldBatch | None = None
 
 
@@ -115,24 +162,18 @@ def _several_gpus() -> bool:
 
 
 @functools.cache
-def _knobs() -> Any:
-    return importlib.import_module("triton").knobs
-
-
-@functools.cache
-def _runs_directly() -> bool:
-    """Whether compiled kernels are known to take their arguments as :class:`Launcher` gives them, past what Triton does
-    for profilers."""
-    version: str = importlib.import_module("triton").__version__
-    return version.startswith(("3.6.", "3.7."))
+def _runtime() -> Any:
+    """Triton's settings, if compiled kernels are known to take their arguments as :class:`Launcher` gives them."""
+    triton = importlib.import_module("triton")
+    return triton.knobs.runtime if triton.__version__.startswith(("3.6.", "3.7.")) else None
 
 
 class Launcher:
-    """Calls a Triton kernel. Triton looks at every argument of every call, which takes longer than the kernel.
+    """Calls a Triton kernel. Triton inspects every argument of every call, which takes longer than the kernel.
 
-    So a compiled kernel is used again for calls of the same ``key``, which must tell apart calls with other constants
-    or types. Numbers must not be specialized on, and tensors must be as torch allocates them, or rows of
-    such: Triton takes for granted that they are aligned.
+    So a compiled kernel is used again for calls with the same ``constants``, and gets the addresses of its tensors.
+    Numbers must not be specialized on. Tensors must be as torch allocates them, or rows of such: Triton takes for
+    granted that they are aligned.
     """
 
     def __init__(self, function: Any, n_warps: int) -> None:
@@ -140,21 +181,36 @@ class Launcher:
         self.n_warps = n_warps
         self._compiled: dict[Any, Any] = {}
 
-    def __call__(self, device: th.device, grid: tuple[int, int], key: Any, *arguments: Any) -> None:
+    def __call__(
+        self,
+        device: th.device,
+        grid: tuple[int, int],
+        tensors: Sequence[th.Tensor],
+        numbers: tuple[int, ...],
+        constants: tuple[Any, ...],
+    ) -> None:
+        """
+        :param constants: The last arguments of the kernel, for which it is compiled. Calls with other dtypes of tensors
+            must have other constants as well.
+        """
         if _several_gpus() and device.type == "cuda" and device.index != th.cuda.current_device():
             with th.cuda.device(device):
-                self(device, grid, key, *arguments)
+                self(device, grid, tensors, numbers, constants)
             return
-        compiled = self._compiled.get((device.index, key))
+        compiled = self._compiled.get((device.index, constants))
         if compiled is None:
             # Nothing is returned by Triton's interpreter.
-            compiled = self.function[grid](*arguments, num_warps=self.n_warps)
+            compiled = self.function[grid](*tensors, *numbers, *constants, num_warps=self.n_warps)
             if compiled is not None:
-                self._compiled[device.index, key] = compiled
-        elif _runs_directly() and _knobs().runtime.launch_enter_hook is None:
+                self._compiled[device.index, constants] = compiled
+            return
+        runtime = _runtime()
+        if runtime is not None and not runtime.launch_enter_hook.calls:  # no profiler wants to know
             stream = th._C._cuda_getCurrentRawStream(device.index)
+            addresses = [tensor.data_ptr() for tensor in tensors]
             compiled.run(
-                *grid, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *arguments
+                *grid, 1, stream, compiled.function, compiled.packed_metadata, None, None, None,
+                *addresses, *numbers, *constants,
             )  # fmt: skip
         else:
-            compiled[(*grid, 1)](*arguments)
+            compiled[(*grid, 1)](*tensors, *numbers, *constants)

@@ -10,11 +10,31 @@ import torch as th
 import triton
 import triton.language as tl
 
-from sb3_extra_buffers.gpu_buffers.kernels import DeviceFrames, Launcher, block_size
+from sb3_extra_buffers.gpu_buffers.kernels import DeviceFrames, FieldRow, Launcher, block_size
+from sb3_extra_buffers.gpu_buffers.transfer import COUNT_MASK
+from sb3_extra_buffers.storage.stacking import MemoryForm
 
 
 @triton.jit
-def _continues(observation, ring, head, new, ring_frames, STACK: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def _load_frame(
+    observation, frame, at, mask,
+    STACK: tl.constexpr, PIXELS: tl.constexpr, CHUNK: tl.constexpr, ITEM: tl.constexpr,
+):  # fmt: skip
+    """Elements ``at`` of a frame, from an observation that lies in memory as :class:`MemoryForm` says."""
+    if PIXELS == 1:
+        where = frame * CHUNK + at
+    else:
+        plane, rest = at // (PIXELS * ITEM), at % (PIXELS * ITEM)
+        where = rest // ITEM * (STACK * CHUNK) + frame * CHUNK + plane * ITEM + rest % ITEM
+    return tl.load(observation + where, mask=mask, other=0)
+
+
+@triton.jit
+def _continues(
+    observation, ring, head, new, ring_frames,
+    STACK: tl.constexpr, SIZE: tl.constexpr, PIXELS: tl.constexpr, CHUNK: tl.constexpr, ITEM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
     """Whether all but the last ``new`` frames of an observation are the last ones of the one before."""
     different = 0
     frame = 0
@@ -22,7 +42,7 @@ def _continues(observation, ring, head, new, ring_frames, STACK: tl.constexpr, S
         before = (head - STACK + new + frame) % ring_frames * SIZE
         for begin in range(0, SIZE, BLOCK):
             at = begin + tl.arange(0, BLOCK)
-            mine = tl.load(observation + frame * SIZE + at, mask=at < SIZE, other=0)
+            mine = _load_frame(observation, frame, at, at < SIZE, STACK, PIXELS, CHUNK, ITEM)
             differs = mine != tl.load(ring + before + at, mask=at < SIZE, other=0)
             different += tl.sum(differs.to(tl.int32), 0)
         frame += 1
@@ -31,66 +51,124 @@ def _continues(observation, ring, head, new, ring_frames, STACK: tl.constexpr, S
 
 @triton.jit
 def _take(
-    observation, ring, head, is_known, ring_frames, STACK: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr
+    observation, ring, head, is_known, ring_frames,
+    STACK: tl.constexpr, SIZE: tl.constexpr, PIXELS: tl.constexpr, CHUNK: tl.constexpr, ITEM: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Append what is new in an observation, and return the number of the frame after its last one."""
     found = (is_known == 0).to(tl.int32)
     new = found * STACK
     while (found == 0) & (new < STACK):
-        found = _continues(observation, ring, head, new, ring_frames, STACK, SIZE, BLOCK).to(tl.int32)
+        same = _continues(observation, ring, head, new, ring_frames, STACK, SIZE, PIXELS, CHUNK, ITEM, BLOCK)
+        found = same.to(tl.int32)
         new += 1 - found
     for frame in range(STACK - new, STACK):
         target = (head + frame - STACK + new) % ring_frames * SIZE
         for begin in range(0, SIZE, BLOCK):
             at = begin + tl.arange(0, BLOCK)
-            values = tl.load(observation + frame * SIZE + at, mask=at < SIZE)
+            values = _load_frame(observation, frame, at, at < SIZE, STACK, PIXELS, CHUNK, ITEM)
             tl.store(ring + target + at, values, mask=at < SIZE)
     # The next observation is compared with what other threads of the program have just written.
     tl.debug_barrier()
     return head + new
 
 
-@triton.jit(do_not_specialize=["slot_0", "slot_1", "n_lanes", "ring_frames"])
+@triton.jit(do_not_specialize=["slot_0", "slot_1", "n_lanes", "ring_frames", "count", "fields_slot"])
 def _append(
-    observations_0, observations_1, lanes, ring, heads, known, ends_0, ends_1, slot_0, slot_1, n_lanes, ring_frames,
-    STACK: tl.constexpr, PAIR: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    observations_0, observations_1, lanes, ring, heads, known, ends_0, ends_1, progress,
+    fields_row, fields, slot_0, slot_1, n_lanes, ring_frames, count, fields_slot,
+    FIELD_WORDS: tl.constexpr, FIELD_BLOCK: tl.constexpr, PAIR: tl.constexpr, ELEMENT: tl.constexpr,
+    STACK: tl.constexpr, SIZE: tl.constexpr,
+    PIXELS: tl.constexpr, CHUNK: tl.constexpr, ITEM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
+    if FIELD_WORDS > 0:
+        if row == tl.num_programs(0) - 1:
+            word = tl.arange(0, FIELD_BLOCK)
+            values = tl.load(fields_row + word, mask=word < FIELD_WORDS)
+            tl.store(fields + fields_slot.to(tl.int64) * FIELD_WORDS + word, values, mask=word < FIELD_WORDS)
+            return
     lane = tl.load(lanes + row)
-    own_ring = ring + lane * ring_frames * SIZE
+    own_ring = ring.to(tl.pointer_type(ELEMENT)) + lane * ring_frames * SIZE
     head = tl.load(heads + lane)
     is_known = tl.load(known + lane)
-    head = _take(observations_0 + row * STACK * SIZE, own_ring, head, is_known, ring_frames, STACK, SIZE, BLOCK)
+    observation = observations_0.to(tl.pointer_type(ELEMENT)) + row * STACK * SIZE
+    head = _take(observation, own_ring, head, is_known, ring_frames, STACK, SIZE, PIXELS, CHUNK, ITEM, BLOCK)
     tl.store(ends_0 + slot_0 * n_lanes + lane, head.to(tl.int32))
     if PAIR:
         is_known = is_known * 0 + 1
-        head = _take(observations_1 + row * STACK * SIZE, own_ring, head, is_known, ring_frames, STACK, SIZE, BLOCK)
+        observation = observations_1.to(tl.pointer_type(ELEMENT)) + row * STACK * SIZE
+        head = _take(observation, own_ring, head, is_known, ring_frames, STACK, SIZE, PIXELS, CHUNK, ITEM, BLOCK)
         tl.store(ends_1 + slot_1 * n_lanes + lane, head.to(tl.int32))
     tl.store(heads + lane, head)
     tl.store(known + lane, 1)
+    tl.store(progress + lane, count.to(tl.int64) << 32 | head)
 
 
-_launch = Launcher(_append, n_warps=4)
+_launch = Launcher(_append, n_warps=8)
 
 
 def append_observations(
-    frames: DeviceFrames, lanes: th.Tensor, observations: list[th.Tensor], ends: list[th.Tensor], slots: list[int]
+    frames: DeviceFrames,
+    lanes: th.Tensor,
+    observations: list[th.Tensor],
+    form: MemoryForm,
+    ends: list[th.Tensor],
+    slots: list[int],
+    progress: th.Tensor,
+    count: int,
+    fields: FieldRow | None = None,
 ) -> None:
     """Append one or two observations to each of ``lanes``.
 
     :param lanes: ``int64``, (n,): which lanes.
-    :param observations: For each, ``uint8``, (n, stack, frame_bytes).
+    :param observations: For each, ``uint8``: *n* observations one after the other, which lie in memory...
+    :param form: ... like this.
     :param ends: For each, ``int32`` (slots, lanes): gets the number of the frame after the observation's last one...
     :param slots: ... in this row.
+    :param progress: ``int64``, (lanes,), in host memory: gets the new head of each lane in its lower 32 bits...
+    :param count: ... and this number above them, once they have been appended.
+    :param fields: What else belongs to the step.
     """
-    ring, n_lanes = frames.ring, frames.ring.shape[0]
-    words = frames.frame_bytes % 4 == 0
-    if words:
-        ring, observations = ring.view(th.int32), [part.view(th.int32) for part in observations]
-    size = ring.shape[2]
-    constants = (frames.stack, int(len(observations) > 1), size, block_size(size))
+    ring, size = frames.ring, frames.frame_bytes
+    sizes, element = (size, *form), tl.uint8
+    if form.pixels == 1 and size % 4 == 0:
+        sizes, element = (size // 4, 1, size // 4, size // 4), tl.int32
+    n_words = 0 if fields is None else fields.fields.shape[1]
+    field_row, field_table, field_slot = (frames.headers, frames.headers, 0) if fields is None else fields
+    constants = (
+        n_words, 1 << (n_words - 1).bit_length() if n_words else 1,
+        len(observations) > 1, element, frames.stack, *sizes, block_size(sizes[0], 8192),
+    )  # fmt: skip
     _launch(
-        ring.device, (len(lanes), 1), (words, constants),
-        observations[0], observations[-1], lanes, ring, frames.heads, frames.known, ends[0], ends[-1],
-        slots[0], slots[-1], n_lanes, frames.ring_frames, *constants,
+        ring.device, (lanes.shape[0] + (n_words > 0), 1),
+        (
+            observations[0], observations[-1], lanes, ring, frames.heads, frames.known, ends[0], ends[-1], progress,
+            field_row, field_table,
+        ),
+        (slots[0], slots[-1], ring.shape[0], ring.shape[1], count & COUNT_MASK, field_slot), constants,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["n_slots", "n_lanes", "width"])
+def _find_oldest(ends_0, ends_1, report, n_slots, n_lanes, width, PAIR: tl.constexpr, BLOCK: tl.constexpr):
+    lane = tl.program_id(0).to(tl.int64)
+    slot = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    # Less one, so that 0, which means that there is no observation, becomes the largest number.
+    end = (tl.load(ends_0 + slot * n_lanes + lane, mask=slot < n_slots, other=0) - 1).to(tl.int64) & 0xFFFFFFFF
+    if PAIR:
+        other = tl.load(ends_1 + slot * n_lanes + lane, mask=slot < n_slots, other=0) - 1
+        end = tl.minimum(end, other.to(tl.int64) & 0xFFFFFFFF)
+    tl.atomic_min(report + lane * width + 2, tl.min(end, 0) + 1)
+
+
+_launch_oldest = Launcher(_find_oldest, n_warps=4)
+
+
+def find_oldest(frames: DeviceFrames, ends: list[th.Tensor]) -> None:
+    """Enter into the report of ``frames``, after measuring, where the oldest observation of each lane ends."""
+    n_slots, n_lanes = ends[0].shape
+    _launch_oldest(
+        frames.report.device, (n_lanes, -(-n_slots // 1024)), (ends[0], ends[-1], frames.report),
+        (n_slots, n_lanes, frames.report.shape[1]), (len(ends) > 1, 1024),
     )  # fmt: skip

@@ -6,17 +6,25 @@ long they become, :func:`write_delta` writes them. :mod:`sb3_extra_buffers.codec
 
 from __future__ import annotations
 
-import torch as th
 import triton
 import triton.language as tl
 
 from sb3_extra_buffers.codecs import delta_words as delta_format
-from sb3_extra_buffers.gpu_buffers.kernels import LENGTH_BITS, DeviceFrames, Launcher, ObservationBatch, block_size
+from sb3_extra_buffers.gpu_buffers.kernels import (
+    LENGTH_BITS,
+    REPORT_HEADER,
+    DeviceFrames,
+    Launcher,
+    ObservationBatch,
+    block_size,
+)
 from sb3_extra_buffers.gpu_buffers.kernels.gather import (
     NOT_SPECIALIZED,
     begin_frame,
+    begin_report,
     copy_frame,
     every,
+    find_record,
     last_mark,
     launch_gather,
     load_frame_words,
@@ -32,9 +40,12 @@ _PREVIOUS = tl.constexpr(delta_format.PREVIOUS)
 _REFERENCE = tl.constexpr(delta_format.REFERENCE)
 _ZERO = tl.constexpr(delta_format.ZERO)
 _WHOLE = tl.constexpr(delta_format.WHOLE)
+_NEWER = tl.constexpr(8)
+"""The reference of a lane is compared with the frame that came so many frames before the newest one."""
 _REACH = tl.constexpr(256)
 """A change can be this far from the one before it."""
 _LENGTH_BITS = tl.constexpr(LENGTH_BITS)
+_HEADER = tl.constexpr(REPORT_HEADER)
 
 
 @triton.jit
@@ -69,39 +80,75 @@ def _count(ring, frame, before, base, kind, link, FRAME_BYTES: tl.constexpr, BLO
     return count, last
 
 
-@triton.jit(do_not_specialize=["ring_frames", "n_records"])
-def _measure(
-    ring, table, heads, encoded, references, headers, lengths, ring_frames, n_records,
+@triton.jit
+def _measure_reference(
+    ring, lane, head, first, reference, base, row, ring_frames, FRAME_BYTES: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Report the head, and how many words fewer the newest frame would take after a newer reference."""
+    n_words: tl.constexpr = (FRAME_BYTES + 3) // 4
+    newest = (lane * ring_frames + tl.maximum(head - 1, 0) % ring_frames) * FRAME_BYTES
+    earlier = (lane * ring_frames + tl.maximum(head - 1 - _NEWER, 0) % ring_frames) * FRAME_BYTES
+    changes, recent_changes, not_zero = 0, 0, 0
+    for begin in range(0, n_words, BLOCK):
+        word = begin + tl.arange(0, BLOCK)
+        mask = word < n_words
+        here = load_frame_words(ring, newest, word, mask, FRAME_BYTES)
+        changes += tl.sum((here != tl.load(base + word, mask=mask, other=0)).to(tl.int32), 0)
+        recent_changes += tl.sum((here != load_frame_words(ring, earlier, word, mask, FRAME_BYTES)).to(tl.int32), 0)
+        not_zero += tl.sum((here != 0).to(tl.int32), 0)
+    # Frames of zeros, which fill up stacks after a reset, say nothing about the scene.
+    saved = tl.where(not_zero > 0, changes - recent_changes, 0)
+    begin_report(row, head, saved.to(tl.int64), first, reference)
+
+
+@triton.jit
+def _measure_record(
+    ring, lane, number, base, headers, ring_frames,
     GROUP: tl.constexpr, FRAME_BYTES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """The length of the record that begins with frame ``number``. Notes the headers of its frames."""
     n_words: tl.constexpr = (FRAME_BYTES + 3) // 4
+    length = 4 * GROUP
+    before = lane * 0
+    for link in range(GROUP):
+        position = lane * ring_frames + (number + link) % ring_frames
+        frame = position * FRAME_BYTES
+        kind = _PREVIOUS
+        count, _ = _count(ring, frame, before, base, _PREVIOUS, link, FRAME_BYTES, BLOCK)
+        if 8 * count > n_words:
+            other, _ = _count(ring, frame, before, base, _REFERENCE, link, FRAME_BYTES, BLOCK)
+            kind = tl.where(other < count, _REFERENCE, kind)
+            count = tl.minimum(other, count)
+            other, _ = _count(ring, frame, before, base, _ZERO, link, FRAME_BYTES, BLOCK)
+            kind = tl.where(other < count, _ZERO, kind)
+            count = tl.minimum(other, count)
+        whole = 5 * count >= 4 * n_words
+        length += tl.where(whole, 4 * n_words, 5 * count)
+        header = tl.where(whole, _WHOLE, kind).to(tl.int64) << _KIND_SHIFT | tl.where(whole, 0, count)
+        tl.store(headers + position, header.to(tl.int32))
+        before = frame
+    return tl.minimum(length, GROUP * FRAME_BYTES)
+
+
+@triton.jit(do_not_specialize=["ring_frames", "n_records"])
+def _measure(
+    ring, table, heads, encoded, references, headers, report, ring_frames, n_records,
+    GROUP: tl.constexpr, FRAME_BYTES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     lane = tl.program_id(0).to(tl.int64)
     record = tl.program_id(1)
-    number = tl.load(encoded + lane) + record * GROUP
-    length = 0
-    if number + GROUP <= tl.load(heads + lane):
-        base = table + tl.load(references + lane) * n_words
-        length = 4 * GROUP
-        before = lane * 0
-        for link in range(GROUP):
-            position = lane * ring_frames + (number + link) % ring_frames
-            frame = position * FRAME_BYTES
-            kind = _PREVIOUS
-            count, _ = _count(ring, frame, before, base, _PREVIOUS, link, FRAME_BYTES, BLOCK)
-            if 8 * count > n_words:
-                other, _ = _count(ring, frame, before, base, _REFERENCE, link, FRAME_BYTES, BLOCK)
-                kind = tl.where(other < count, _REFERENCE, kind)
-                count = tl.minimum(other, count)
-                other, _ = _count(ring, frame, before, base, _ZERO, link, FRAME_BYTES, BLOCK)
-                kind = tl.where(other < count, _ZERO, kind)
-                count = tl.minimum(other, count)
-            whole = 5 * count >= 4 * n_words
-            length += tl.where(whole, 4 * n_words, 5 * count)
-            header = tl.where(whole, _WHOLE, kind).to(tl.int64) << _KIND_SHIFT | tl.where(whole, 0, count)
-            tl.store(headers + position, header.to(tl.int32))
-            before = frame
-        length = tl.minimum(length, GROUP * FRAME_BYTES)
-    tl.store(lengths + lane * n_records + record, length)
+    head = tl.load(heads + lane)
+    first = tl.load(encoded + lane)
+    reference = tl.load(references + lane)
+    base = table + reference * ((FRAME_BYTES + 3) // 4)
+    row = report + lane * (_HEADER + n_records)
+    if record == n_records:
+        _measure_reference(ring, lane, head, first, reference, base, row, ring_frames, FRAME_BYTES, BLOCK)
+    else:
+        number = first + record * GROUP
+        if number + GROUP <= head:
+            length = _measure_record(ring, lane, number, base, headers, ring_frames, GROUP, FRAME_BYTES, BLOCK)
+            tl.store(row + _HEADER + record, length.to(tl.int64))
 
 
 @triton.jit
@@ -128,17 +175,38 @@ def _encode_changes(
         last = tl.maximum(last, tl.max(tl.where(changed, word, -1), 0))
 
 
-@triton.jit(do_not_specialize=["ring_frames", "n"])
+@triton.jit
+def _renew_reference(
+    ring, table, lane, head, reference, ring_frames, FRAME_BYTES: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Make the newest frame of a lane a reference frame."""
+    n_words: tl.constexpr = (FRAME_BYTES + 3) // 4
+    newest = (lane * ring_frames + tl.maximum(head - 1, 0) % ring_frames) * FRAME_BYTES
+    for begin in range(0, n_words, BLOCK):
+        word = begin + tl.arange(0, BLOCK)
+        values = load_frame_words(ring, newest, word, word < n_words, FRAME_BYTES)
+        tl.store(table + reference * n_words + word, values, mask=word < n_words)
+
+
+@triton.jit(do_not_specialize=["capacity", "ring_frames", "n_records"])
 def _write(
-    ring, table, headers, jobs, heap, ring_frames, n,
-    GROUP: tl.constexpr, FRAME_BYTES: tl.constexpr, BLOCK: tl.constexpr,
+    ring, table, headers, report, orders, heap, records, encoded, heads, references, capacity, ring_frames, n_records,
+    GROUP: tl.constexpr, FRAME_BYTES: tl.constexpr, BLOCK: tl.constexpr, RECORDS: tl.constexpr,
 ):  # fmt: skip
     n_words: tl.constexpr = (FRAME_BYTES + 3) // 4
-    job = tl.program_id(0)
-    lane = tl.load(jobs + job)
-    number = tl.load(jobs + n + job)
-    start = tl.load(jobs + 2 * n + job)
-    packed = tl.load(jobs + 3 * n + job)
+    lane = tl.program_id(0).to(tl.int64)
+    record = tl.program_id(1)
+    if record == n_records:
+        renewed = tl.load(orders + 2 + lane)
+        if renewed != 0:
+            _renew_reference(ring, table, lane, tl.load(heads + lane), renewed, ring_frames, FRAME_BYTES, BLOCK)
+            tl.store(references + lane, renewed)
+        return
+    number, start, packed = find_record(
+        report, orders, lane, record, records, encoded, capacity, n_records, GROUP, RECORDS
+    )  # fmt: skip
+    if packed == 0:
+        return
     if (packed & 0xFFFFFFFF) == GROUP * FRAME_BYTES:
         for link in range(GROUP):
             position = lane * ring_frames + (number + link) % ring_frames
@@ -175,31 +243,26 @@ _launch_measure = Launcher(_measure, n_warps=4)
 _launch_write = Launcher(_write, n_warps=4)
 
 
-def measure_delta(frames: DeviceFrames, references: th.Tensor, n_records: int) -> th.Tensor:
-    """The lengths of the next records of each lane, ``int64`` (lanes, n_records); 0 where a record is not complete.
-
-    :param references: ``int64``, (lanes,): the reference of each lane.
-    """
-    n_lanes, constants = len(references), _constants(frames)
-    lengths = th.empty((n_lanes, n_records), dtype=th.int64, device=references.device)
+def measure_delta(frames: DeviceFrames) -> None:
+    """Measure the next records of each lane. Fills :attr:`DeviceFrames.report`."""
+    n_lanes, n_records = frames.report.shape[0], frames.report.shape[1] - REPORT_HEADER
     _launch_measure(
-        references.device, (n_lanes, n_records), constants,
-        frames.ring, frames.table, frames.heads, frames.encoded, references, frames.headers, lengths,
-        frames.ring_frames, n_records, *constants,
+        frames.ring.device, (n_lanes, n_records + 1),
+        (frames.ring, frames.table, frames.heads, frames.encoded, frames.references, frames.headers, frames.report),
+        (frames.ring_frames, n_records), _constants(frames),
     )  # fmt: skip
-    return lengths
 
 
-def write_delta(frames: DeviceFrames, jobs: th.Tensor) -> None:
-    """Write records that were measured.
-
-    :param jobs: ``int64``, a column for each record: its lane, the number of its first frame, where it starts in the
-        heap, and its length and reference, as in :attr:`DeviceFrames.records`.
-    """
-    n, constants = jobs.shape[1], _constants(frames)
+def write_delta(frames: DeviceFrames) -> None:
+    """Write records that were measured, enter them into the index, and renew references, as ordered."""
+    n_lanes, n_records = frames.report.shape[0], frames.report.shape[1] - REPORT_HEADER
     _launch_write(
-        jobs.device, (n, 1), constants,
-        frames.ring, frames.table, frames.headers, jobs, frames.heap, frames.ring_frames, n, *constants,
+        frames.ring.device, (n_lanes, n_records + 1),
+        (
+            frames.ring, frames.table, frames.headers, frames.report, frames.orders, frames.heap, frames.records,
+            frames.encoded, frames.heads, frames.references,
+        ),
+        (frames.records.shape[1], frames.ring_frames, n_records), (*_constants(frames), block_size(n_records)),
     )  # fmt: skip
 
 
@@ -248,7 +311,7 @@ def _apply_changes(
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def _gather_delta(
     places, ends_0, ends_1, records, heap, table, ring, encoded, out_0, out_1, fields, actions, rewards, dones,
-    n, n_envs, capacity, ring_frames,
+    second_at, envs_at, n_envs, capacity, ring_frames,
     STACK: tl.constexpr, PAIR: tl.constexpr, GROUP: tl.constexpr, FRAME_BYTES: tl.constexpr,
     BLOCK: tl.constexpr, ROW_WORDS: tl.constexpr, ACTION_WORDS: tl.constexpr, ACTION_BLOCK: tl.constexpr,
     ACTIONS_AT: tl.constexpr, REWARDS_AT: tl.constexpr, DONES_AT: tl.constexpr, TIMEOUTS_AT: tl.constexpr,
@@ -256,7 +319,7 @@ def _gather_delta(
 ):  # fmt: skip
     left, start, packed, position, base_0, to_0, base_1, to_1 = begin_frame(
         places, ends_0, ends_1, records, heap, ring, encoded, out_0, out_1, fields, actions, rewards, dones,
-        n, n_envs, capacity, ring_frames, STACK, PAIR, GROUP, FRAME_BYTES, BLOCK,
+        second_at, envs_at, n_envs, capacity, ring_frames, STACK, PAIR, GROUP, FRAME_BYTES, BLOCK,
         ROW_WORDS, ACTION_WORDS, ACTION_BLOCK, ACTIONS_AT, REWARDS_AT, DONES_AT, TIMEOUTS_AT,
     )  # fmt: skip
     if left == 0:

@@ -3,6 +3,8 @@
 In :func:`begin_frame`, a program finds one frame of one sample and writes it wherever it is wanted: an observation and
 its successor have most frames in common. Programs for frames of the successor that are in the observation as well have
 nothing to do.
+
+:func:`gather_rows` and :func:`gather_fields` gather what is not compressed.
 """
 
 from __future__ import annotations
@@ -13,24 +15,30 @@ import torch as th
 import triton
 import triton.language as tl
 
-from sb3_extra_buffers.gpu_buffers.kernels import DeviceFrames, FieldBatch, Launcher, ObservationBatch
+from sb3_extra_buffers.gpu_buffers.kernels import (
+    REPORT_HEADER,
+    DeviceFrames,
+    FieldBatch,
+    Launcher,
+    ObservationBatch,
+    block_size,
+)
+from sb3_extra_buffers.gpu_buffers.transfer import Places
 
-NOT_SPECIALIZED = ["n", "n_envs", "capacity", "ring_frames"]
+NOT_SPECIALIZED = ["second_at", "envs_at", "n_envs", "capacity", "ring_frames"]
+_HEADER = tl.constexpr(REPORT_HEADER)
+_NEVER = tl.constexpr(1 << 32)
+"""Later than any observation ends."""
 _NO_FIELDS = (0, 0, 0, 0, 0, 0, 0)
 
 
-def field_arguments(fields: FieldBatch | None, anything: th.Tensor) -> tuple[th.Tensor, ...]:
+def field_tensors(fields: FieldBatch | None, anything: th.Tensor) -> tuple[th.Tensor, ...]:
     """The tensors that kernels take; without fields, something in their place."""
     return (anything, anything, anything, anything) if fields is None else fields[:4]
 
 
 def field_constants(fields: FieldBatch | None) -> tuple[int, ...]:
     return _NO_FIELDS if fields is None else fields.constants
-
-
-def field_type(fields: FieldBatch | None) -> th.dtype | None:
-    """What a kernel is compiled for beside the constants."""
-    return None if fields is None else fields.actions.dtype
 
 
 @triton.jit
@@ -87,6 +95,51 @@ def copy_frame(source, base, target, at, FRAME_BYTES: tl.constexpr, BLOCK: tl.co
         byte = begin + tl.arange(0, BLOCK)
         values = tl.load(source + base + byte, mask=byte < FRAME_BYTES, other=0)
         tl.store(target + at + byte, values, mask=byte < FRAME_BYTES)
+
+
+@triton.jit
+def begin_report(row, head, saved, first, reference):
+    """The first numbers in a lane's row of :attr:`DeviceFrames.report`."""
+    tl.store(row, head)
+    tl.store(row + 1, saved)
+    tl.store(row + 2, _NEVER)
+    tl.store(row + 3, first)
+    tl.store(row + 4, reference)
+
+
+@triton.jit
+def _records_to_write(row, orders, GROUP: tl.constexpr):
+    return tl.minimum((tl.load(row) - tl.load(row + 3)) // GROUP, tl.load(orders + 1))
+
+
+@triton.jit
+def find_record(
+    report, orders, lane, record, records, encoded, capacity, n_records, GROUP: tl.constexpr, RECORDS: tl.constexpr
+):  # fmt: skip
+    """Enter this program's record into the index, if it was measured and is to be written.
+
+    Returns its first frame, where it starts in the heap, and its length and reference; 0 where there is none.
+    """
+    width = _HEADER + n_records
+    row = report + lane * width
+    which = tl.arange(0, RECORDS)
+    start = tl.load(orders)
+    for other in range(lane):
+        before = report + other * width
+        n = _records_to_write(before, orders, GROUP)
+        start += tl.sum(tl.load(before + _HEADER + which, mask=which < n, other=0), 0)
+    n = _records_to_write(row, orders, GROUP)
+    start += tl.sum(tl.load(row + _HEADER + which, mask=which < record, other=0), 0)
+    number = tl.load(row + 3) + record * GROUP
+    packed = number * 0
+    if record < n:
+        packed = tl.load(row + _HEADER + record) | tl.load(row + 4) << 32
+        entry = records + 2 * (lane * capacity + number // GROUP % capacity)
+        tl.store(entry, start)
+        tl.store(entry + 1, packed)
+        if record == n - 1:
+            tl.store(encoded + lane, number + GROUP)
+    return number, start, packed
 
 
 @triton.jit
@@ -173,7 +226,7 @@ def first_frame(ends, slot, n_envs, lane, STACK: tl.constexpr):
 @triton.jit
 def begin_frame(
     places, ends_0, ends_1, records, heap, ring, encoded, out_0, out_1, fields, actions, rewards, dones,
-    n, n_envs, capacity, ring_frames,
+    second_at, envs_at, n_envs, capacity, ring_frames,
     STACK: tl.constexpr, PAIR: tl.constexpr, GROUP: tl.constexpr, FRAME_BYTES: tl.constexpr,
     BLOCK: tl.constexpr, ROW_WORDS: tl.constexpr, ACTION_WORDS: tl.constexpr, ACTION_BLOCK: tl.constexpr,
     ACTIONS_AT: tl.constexpr, REWARDS_AT: tl.constexpr, DONES_AT: tl.constexpr, TIMEOUTS_AT: tl.constexpr,
@@ -186,11 +239,11 @@ def begin_frame(
     row = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1)
     slot = tl.load(places + row)
-    lane = tl.load(places + (1 + PAIR) * n + row)
+    lane = tl.load(places + envs_at + row)
     first_0 = first_frame(ends_0, slot, n_envs, lane, STACK)
     first_1 = first_0
     if PAIR:
-        first_1 = first_frame(ends_1, tl.load(places + n + row), n_envs, lane, STACK)
+        first_1 = first_frame(ends_1, tl.load(places + second_at + row), n_envs, lane, STACK)
     number = first_0 + place
     if place >= STACK:
         number = first_1 + place - STACK
@@ -230,14 +283,84 @@ def launch_gather(
 ) -> None:
     """Fill the outputs of ``batch`` with observations, and with the fields that belong to them."""
     places, ends, outs, fields = batch
-    n, n_outs = places.shape[1], len(outs)
-    constants = (
-        frames.stack, n_outs - 1, frames.group, frames.frame_bytes, block,
-        *field_constants(fields), *own_constants,
-    )  # fmt: skip
+    out, n_outs = outs[0], len(outs)
     launcher(
-        outs[0].device, (n, frames.stack * n_outs), (constants, field_type(fields)),
-        places, ends[0], ends[-1], frames.records, frames.heap, frames.table, frames.ring, frames.encoded,
-        outs[0], outs[-1], *field_arguments(fields, outs[0]),
-        n, ends[0].shape[1], frames.records.shape[1], frames.ring.shape[1], *constants,
+        out.device, (places.n, frames.stack * n_outs),
+        (
+            places.numbers, ends[0], ends[-1], frames.records, frames.heap, frames.table, frames.ring, frames.encoded,
+            out, outs[-1], *field_tensors(fields, out),
+        ),
+        (places.second_at, places.envs_at, ends[0].shape[1], frames.records.shape[1], frames.ring_frames),
+        (frames.stack, n_outs - 1, frames.group, frames.frame_bytes, block, *field_constants(fields), *own_constants),
+    )  # fmt: skip
+
+
+@triton.jit
+def _copy_row(source, source_row, target, target_row, at, ELEMENT: tl.constexpr, SIZE: tl.constexpr):
+    found = tl.load(source.to(tl.pointer_type(ELEMENT)) + source_row * SIZE + at, mask=at < SIZE)
+    tl.store(target.to(tl.pointer_type(ELEMENT)) + target_row * SIZE + at, found, mask=at < SIZE)
+
+
+@triton.jit(do_not_specialize=["second_at", "envs_at", "n_envs"])
+def _gather_rows(
+    places, values_0, values_1, out_0, out_1, fields, actions, rewards, dones, second_at, envs_at, n_envs,
+    PAIR: tl.constexpr, ELEMENT: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    ROW_WORDS: tl.constexpr, ACTION_WORDS: tl.constexpr, ACTION_BLOCK: tl.constexpr,
+    ACTIONS_AT: tl.constexpr, REWARDS_AT: tl.constexpr, DONES_AT: tl.constexpr, TIMEOUTS_AT: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    slot = tl.load(places + row)
+    lane = tl.load(places + envs_at + row)
+    at = part * BLOCK + tl.arange(0, BLOCK)
+    _copy_row(values_0, slot * n_envs + lane, out_0, row, at, ELEMENT, SIZE)
+    if PAIR:
+        slot_1 = tl.load(places + second_at + row)
+        _copy_row(values_1, slot_1 * n_envs + lane, out_1, row, at, ELEMENT, SIZE)
+    if ACTION_WORDS > 0:
+        if part == 0:
+            copy_fields(
+                fields, slot, lane, row, actions, rewards, dones,
+                ROW_WORDS, ACTION_WORDS, ACTION_BLOCK, ACTIONS_AT, REWARDS_AT, DONES_AT, TIMEOUTS_AT,
+            )  # fmt: skip
+
+
+_launch_rows = Launcher(_gather_rows, n_warps=4)
+
+
+def gather_rows(places: Places, values: list[th.Tensor], outs: list[th.Tensor], fields: FieldBatch | None) -> None:
+    """Copy the rows at ``places`` of ``values``, (slots, environments, bytes), to ``outs``."""
+    size = values[0].shape[2]
+    words = size % 4 == 0
+    if words:
+        size //= 4
+    block = block_size(size, 1024)
+    _launch_rows(
+        outs[0].device, (places.n, -(-size // block)),
+        (places.numbers, values[0], values[-1], outs[0], outs[-1], *field_tensors(fields, outs[0])),
+        (places.second_at, places.envs_at, values[0].shape[1]),
+        (len(outs) > 1, tl.int32 if words else tl.uint8, size, block, *field_constants(fields)),
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["envs_at"])
+def _gather_fields(
+    places, fields, actions, rewards, dones, envs_at,
+    ROW_WORDS: tl.constexpr, ACTION_WORDS: tl.constexpr, ACTION_BLOCK: tl.constexpr,
+    ACTIONS_AT: tl.constexpr, REWARDS_AT: tl.constexpr, DONES_AT: tl.constexpr, TIMEOUTS_AT: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    copy_fields(
+        fields, tl.load(places + row), tl.load(places + envs_at + row), row, actions, rewards, dones,
+        ROW_WORDS, ACTION_WORDS, ACTION_BLOCK, ACTIONS_AT, REWARDS_AT, DONES_AT, TIMEOUTS_AT,
+    )  # fmt: skip
+
+
+_launch_fields = Launcher(_gather_fields, n_warps=1)
+
+
+def gather_fields(places: Places, batch: FieldBatch) -> None:
+    """Fill ``batch`` for the slots of the first column."""
+    _launch_fields(
+        batch.rewards.device, (places.n, 1), (places.numbers, *batch[:4]), (places.envs_at,), batch.constants
     )  # fmt: skip

@@ -6,21 +6,29 @@ number of its run, whose value takes the mark's place.
 
 from __future__ import annotations
 
-import torch as th
 import triton
 import triton.language as tl
 
-from sb3_extra_buffers.gpu_buffers.kernels import DeviceFrames, Launcher, ObservationBatch, block_size
+from sb3_extra_buffers.gpu_buffers.kernels import (
+    REPORT_HEADER,
+    DeviceFrames,
+    Launcher,
+    ObservationBatch,
+    block_size,
+)
 from sb3_extra_buffers.gpu_buffers.kernels.gather import (
     NOT_SPECIALIZED,
     begin_frame,
+    begin_report,
     copy_frame,
     every,
+    find_record,
     last_mark,
     launch_gather,
     store_integer,
 )
 
+_HEADER = tl.constexpr(REPORT_HEADER)
 _ELEMENTS = {1: tl.uint8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
 
 
@@ -34,16 +42,20 @@ def _begins(elements, at, mask):
 
 @triton.jit(do_not_specialize=["ring_frames", "n_records"])
 def _measure(
-    ring, heads, encoded, lengths, ring_frames, n_records,
+    ring, heads, encoded, report, ring_frames, n_records,
     FRAME_BYTES: tl.constexpr, RUN_BYTES: tl.constexpr, ELEMENT_BYTES: tl.constexpr, ELEMENT: tl.constexpr,
     LONGEST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     n_elements: tl.constexpr = FRAME_BYTES // ELEMENT_BYTES
     lane = tl.program_id(0).to(tl.int64)
     record = tl.program_id(1)
-    number = tl.load(encoded + lane) + record
-    length = 0
-    if number < tl.load(heads + lane):
+    head = tl.load(heads + lane)
+    first = tl.load(encoded + lane)
+    row = report + lane * (_HEADER + n_records)
+    if record == 0:
+        begin_report(row, head, head * 0, first, head * 0)
+    number = first + record
+    if number < head:
         position = lane * ring_frames + number % ring_frames
         elements = (ring + position * FRAME_BYTES).to(tl.pointer_type(ELEMENT))
         count = 0
@@ -56,21 +68,23 @@ def _measure(
             last = tl.maximum(last, tl.max(tl.where(begins, at, 0), 0))
         count += 1 + (n_elements - last - 1) // LONGEST
         length = tl.minimum(count * (RUN_BYTES + ELEMENT_BYTES), FRAME_BYTES)
-    tl.store(lengths + lane * n_records + record, length)
+        tl.store(row + _HEADER + record, length.to(tl.int64))
 
 
-@triton.jit(do_not_specialize=["ring_frames", "n"])
+@triton.jit(do_not_specialize=["capacity", "ring_frames", "n_records"])
 def _write(
-    ring, jobs, heap, ring_frames, n,
+    ring, report, orders, heap, records, encoded, capacity, ring_frames, n_records,
     FRAME_BYTES: tl.constexpr, RUN_BYTES: tl.constexpr, ELEMENT_BYTES: tl.constexpr, ELEMENT: tl.constexpr,
-    LONGEST: tl.constexpr, BLOCK: tl.constexpr,
+    LONGEST: tl.constexpr, BLOCK: tl.constexpr, RECORDS: tl.constexpr,
 ):  # fmt: skip
     n_elements: tl.constexpr = FRAME_BYTES // ELEMENT_BYTES
-    job = tl.program_id(0)
-    lane = tl.load(jobs + job)
-    number = tl.load(jobs + n + job)
-    start = tl.load(jobs + 2 * n + job)
-    length = (tl.load(jobs + 3 * n + job) & 0xFFFFFFFF).to(tl.int32)
+    lane = tl.program_id(0).to(tl.int64)
+    number, start, packed = find_record(
+        report, orders, lane, tl.program_id(1), records, encoded, capacity, n_records, 1, RECORDS
+    )  # fmt: skip
+    if packed == 0:
+        return
+    length = packed.to(tl.int32)
     frame = (lane * ring_frames + number % ring_frames) * FRAME_BYTES
     if length == FRAME_BYTES:
         copy_frame(ring, frame, heap, start, FRAME_BYTES, BLOCK)
@@ -103,24 +117,24 @@ _launch_measure = Launcher(_measure, n_warps=4)
 _launch_write = Launcher(_write, n_warps=4)
 
 
-def measure_rle(
-    frames: DeviceFrames, n_records: int, run_bytes: int, element_bytes: int, longest_run: int
-) -> th.Tensor:
-    """The lengths of the next records of each lane, ``int64`` (lanes, n_records); 0 where there is no frame."""
-    device, n_lanes = frames.heads.device, len(frames.heads)
-    constants = _constants(frames, run_bytes, element_bytes, longest_run)
-    lengths = th.empty((n_lanes, n_records), dtype=th.int64, device=device)
+def measure_rle(frames: DeviceFrames, run_bytes: int, element_bytes: int, longest_run: int) -> None:
+    """Measure the next records of each lane. Fills :attr:`DeviceFrames.report`."""
+    n_lanes, n_records = frames.report.shape[0], frames.report.shape[1] - REPORT_HEADER
     _launch_measure(
-        device, (n_lanes, n_records), constants,
-        frames.ring, frames.heads, frames.encoded, lengths, frames.ring_frames, n_records, *constants,
+        frames.ring.device, (n_lanes, n_records), (frames.ring, frames.heads, frames.encoded, frames.report),
+        (frames.ring_frames, n_records), _constants(frames, run_bytes, element_bytes, longest_run),
     )  # fmt: skip
-    return lengths
 
 
-def write_rle(frames: DeviceFrames, jobs: th.Tensor, run_bytes: int, element_bytes: int, longest_run: int) -> None:
-    """Write records that were measured. See :func:`.delta.write_delta`."""
-    n, constants = jobs.shape[1], _constants(frames, run_bytes, element_bytes, longest_run)
-    _launch_write(jobs.device, (n, 1), constants, frames.ring, jobs, frames.heap, frames.ring_frames, n, *constants)
+def write_rle(frames: DeviceFrames, run_bytes: int, element_bytes: int, longest_run: int) -> None:
+    """Write records that were measured, and enter them into the index, as ordered."""
+    n_lanes, n_records = frames.report.shape[0], frames.report.shape[1] - REPORT_HEADER
+    constants = _constants(frames, run_bytes, element_bytes, longest_run)
+    _launch_write(
+        frames.ring.device, (n_lanes, n_records),
+        (frames.ring, frames.report, frames.orders, frames.heap, frames.records, frames.encoded),
+        (frames.records.shape[1], frames.ring_frames, n_records), (*constants, block_size(n_records)),
+    )  # fmt: skip
 
 
 def _constants(frames: DeviceFrames, run_bytes: int, element_bytes: int, longest_run: int) -> tuple[object, ...]:
@@ -140,7 +154,7 @@ def _load_integer(source, at, mask, BYTES: tl.constexpr, TYPE: tl.constexpr):
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def _gather_rle(
     places, ends_0, ends_1, records, heap, table, ring, encoded, out_0, out_1, fields, actions, rewards, dones,
-    n, n_envs, capacity, ring_frames,
+    second_at, envs_at, n_envs, capacity, ring_frames,
     STACK: tl.constexpr, PAIR: tl.constexpr, GROUP: tl.constexpr, FRAME_BYTES: tl.constexpr,
     BLOCK: tl.constexpr, ROW_WORDS: tl.constexpr, ACTION_WORDS: tl.constexpr, ACTION_BLOCK: tl.constexpr,
     ACTIONS_AT: tl.constexpr, REWARDS_AT: tl.constexpr, DONES_AT: tl.constexpr, TIMEOUTS_AT: tl.constexpr,
@@ -148,7 +162,7 @@ def _gather_rle(
 ):  # fmt: skip
     left, start, packed, _, base_0, to_0, base_1, to_1 = begin_frame(
         places, ends_0, ends_1, records, heap, ring, encoded, out_0, out_1, fields, actions, rewards, dones,
-        n, n_envs, capacity, ring_frames, STACK, PAIR, GROUP, FRAME_BYTES, BLOCK,
+        second_at, envs_at, n_envs, capacity, ring_frames, STACK, PAIR, GROUP, FRAME_BYTES, BLOCK,
         ROW_WORDS, ACTION_WORDS, ACTION_BLOCK, ACTIONS_AT, REWARDS_AT, DONES_AT, TIMEOUTS_AT,
     )  # fmt: skip
     if left == 0:

@@ -1,0 +1,149 @@
+"""Training on a GPU end to end: DQN and PPO with SB3's buffers, with compressed ones in host memory and on the GPU.
+
+    python -m benchmarks.studies.gpu_training --json results.json
+
+The environments replay frames of MsPacman at no cost. Models take turns, so that all of them see the same machine, and
+get the same random numbers: their weights must be equal in the end, to the last bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before anything uses CUDA
+
+import numpy as np
+import torch as th
+from stable_baselines3 import DQN, PPO
+from stable_baselines3.common.vec_env import VecEnv
+
+from benchmarks.playback import play_back
+from benchmarks.recordings import Recording, Transition, load_recording
+from sb3_extra_buffers.compressed import CompressedReplayBuffer, CompressedRolloutBuffer
+from sb3_extra_buffers.gpu_buffers import GpuReplayBuffer, GpuRolloutBuffer
+
+FRAMES = 600
+"""Steps that are replayed, over and over."""
+BUFFER_SIZE = 40_000
+
+
+class Case(NamedTuple):
+    name: str
+    algorithm: Any
+    n_envs: int
+    steps: int
+    """Of all environments, in one turn."""
+    options: dict[str, Any]
+
+
+CASES = (
+    Case("DQN, batch 32", DQN, 4, 200, {"batch_size": 32}),
+    Case("DQN, batch 256", DQN, 4, 120, {"batch_size": 256}),
+    Case("DQN, batch 256, 4 gradient steps", DQN, 4, 50, {"batch_size": 256, "gradient_steps": 4}),
+    Case("PPO, 64 environments", PPO, 64, 128, {"n_steps": 128, "batch_size": 1024, "n_epochs": 4}),
+)
+CLASSES: dict[Any, dict[str, Any]] = {
+    DQN: {"SB3": None, "compressed": CompressedReplayBuffer, "GPU": GpuReplayBuffer},
+    PPO: {"SB3": None, "compressed": CompressedRolloutBuffer, "GPU": GpuRolloutBuffer},
+}
+
+
+class Replayed(VecEnv):
+    """Recorded transitions, whatever the actions are."""
+
+    def __init__(self, recording: Recording, seen: Sequence[Transition]) -> None:
+        # Every model draws from a space of its own.
+        super().__init__(len(seen[0].done), recording.observation_space, copy.deepcopy(recording.action_space))
+        self._seen = seen
+        self._at = 0
+
+    def reset(self) -> Any:
+        return self._seen[self._at].obs
+
+    def step_async(self, actions: Any) -> None:
+        pass
+
+    def step_wait(self) -> Any:
+        now = self._seen[self._at]
+        self._at = (self._at + 1) % len(self._seen)
+        return self._seen[self._at].obs, now.reward, now.done, [dict(info) for info in now.infos]
+
+    def close(self) -> None:
+        pass
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        return [None] * self.num_envs
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        pass
+
+    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
+        return []
+
+    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
+        return [False] * self.num_envs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--turns", type=int, default=5, help="that are measured, of each model (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="also write the results here")
+    arguments = parser.parse_args()
+    th.backends.cudnn.deterministic, th.backends.cudnn.benchmark = True, False
+    th.use_deterministic_algorithms(mode=True)
+    recording = load_recording("mspacman", 8_192)
+    results = {}
+    for case in CASES:
+        results[case.name] = found = measure(case, recording, arguments.device, arguments.turns)
+        print(f"{case.name:34s}", *(f"{name} {value:,.2f}" for name, value in found.items()), flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def measure(case: Case, recording: Recording, device: str, turns: int) -> dict[str, float]:
+    """Steps of one environment per second with each buffer, and whether all weights are the same."""
+    seen = list(islice(play_back(recording, FRAMES, case.n_envs), FRAMES))
+    models = {name: make(case, Replayed(recording, seen), cls, device) for name, cls in CLASSES[case.algorithm].items()}
+    rates: dict[str, list[float]] = {name: [] for name in models}
+    for turn in range(turns + 2):  # the first ones compile, and fill buffers
+        for name, model in models.items():
+            np.random.seed(turn)
+            th.manual_seed(turn)
+            began = time.perf_counter()
+            model.learn(case.steps * case.n_envs, reset_num_timesteps=False)
+            th.cuda.synchronize()
+            rates[name].append(case.steps * case.n_envs / (time.perf_counter() - began))
+    found = {f"{name}, steps/s": statistics.median(own[2:]) for name, own in rates.items()}
+    found["GPU / SB3"] = found["GPU, steps/s"] / found["SB3, steps/s"]
+    found["same weights"] = float(have_same_weights(list(models.values())))
+    return found
+
+
+def make(case: Case, env: VecEnv, cls: Any, device: str) -> Any:
+    options = dict(case.options)
+    if case.algorithm is DQN:
+        options |= {"buffer_size": BUFFER_SIZE, "learning_starts": 100 * case.n_envs, "train_freq": 1}
+    if cls is not None:
+        options["replay_buffer_class" if case.algorithm is DQN else "rollout_buffer_class"] = cls
+    return case.algorithm("CnnPolicy", env, seed=0, device=device, **options)
+
+
+def have_same_weights(models: Sequence[Any]) -> bool:
+    def weights(model: Any) -> Iterator[th.Tensor]:
+        yield from model.policy.state_dict().values()
+
+    return all(th.equal(*pair) for model in models[1:] for pair in zip(weights(models[0]), weights(model), strict=True))
+
+
+if __name__ == "__main__":
+    main()
