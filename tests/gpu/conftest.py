@@ -45,7 +45,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv("TRITON_INTERPRET", "1")
     elif "device" in request.fixturenames and request.getfixturevalue("device") == "cpu":
         pytest.skip("kernels run on the GPU here")
-    monkeypatch.setattr(frame_store, "_RING_FRAMES", 40)  # so that records are written after a few steps
+    monkeypatch.setattr(frame_store, "_RING_FRAMES", 20)  # so that records are written after a few steps
 
 
 @pytest.fixture(params=["host memory", "kernels"])

@@ -86,9 +86,11 @@ class _Access(ctypes.Structure):
 class _Addresses:
     """A range of addresses of a GPU, to whose beginning memory has been added."""
 
+    _process: int | None = None
+    """``None`` until the constructor is through."""
+
     def __init__(self, device: th.device) -> None:
         self._device = device
-        self._process = os.getpid()
         self._size = 0
         location = _Location(1, device.index)  # a device
         self._properties = _Properties(kind=1, location=location)  # pinned, which is all there is
@@ -98,6 +100,7 @@ class _Addresses:
         address = ctypes.c_uint64()
         _call("cuMemAddressReserve", ctypes.byref(address), _size(self._range), _size(0), _size(0), _size(0))
         self._begin = address.value
+        self._process = os.getpid()
 
     def tensor(self, size: int) -> th.Tensor:
         """The first ``size`` bytes, for which memory is added if necessary."""

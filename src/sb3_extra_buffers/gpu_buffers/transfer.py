@@ -108,12 +108,15 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 class ParentOnly:
     """Keeps something of CUDA's alive for ever in a forked child, where freeing it would end the process."""
 
+    _process: int | None = None
+    """``None`` until the constructor is through."""
+
     def __init__(self, kept: Any) -> None:
         self._kept = kept
         self._process = os.getpid()
 
     def __del__(self) -> None:
-        if self._process != os.getpid():
+        if self._process not in (None, os.getpid()):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._kept))
 
 
@@ -277,6 +280,8 @@ class Report:
 class Progress:
     """How far the device has come. It writes to the memory of the host, so looking takes no call and no waiting."""
 
+    _process: int | None = None
+
     def __init__(self, n_lanes: int, device: th.device) -> None:
         self.words = pinned((n_lanes,), th.int64, device).zero_()
         """For each lane, its head in the lower 32 bits, and above them how many observations were appended by then."""
@@ -286,7 +291,7 @@ class Progress:
 
     def __del__(self) -> None:
         # Torch does not know that kernels write to this memory, which must not be handed to others before.
-        if self._device.type == "cuda" and self._process == os.getpid() and not sys.is_finalizing():
+        if self._process == os.getpid() and self._device.type == "cuda" and not sys.is_finalizing():
             th.cuda.synchronize(self._device)
 
     def look(self, appended: int) -> tuple[int, Indices]:
