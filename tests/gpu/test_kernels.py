@@ -283,9 +283,9 @@ def test_observations_share_frames_as_on_the_host(size: int, pair: bool, layout:
             tensors, th.tensor(lanes, device=device), parts, form, columns, [slot] * len(columns), progress, slot
         )  # fmt: skip
         for column, part in zip(columns, observations, strict=True):
-            ends = np.empty((1, len(lanes)), np.int64)
+            ends, memory = np.empty((1, len(lanes)), np.int64), part.reshape(len(lanes), -1)
             append_new_frames(
-                lanes, (part.reshape(len(lanes), -1),), 1, size, size, stack, np.zeros((1, 1), np.uint64),
+                lanes, memory, memory, 1, size, size, stack, np.zeros((1, 1), np.uint64),
                 newest, known, ring, heads, heads, ends,
             )  # fmt: skip
             assert column[slot, lanes].tolist() == ends[0].tolist()
