@@ -1,0 +1,53 @@
+"""Faults of the buffer classes and of saving."""
+
+from __future__ import annotations
+
+from tests.histories.faults.fault import Fault
+
+BUFFER_FAULTS = [
+    Fault(
+        "a time limit is not stored",
+        "compressed/replay_buffer.py",
+        'timeouts = [info.get("TimeLimit.truncated", False) for info in infos]',
+        'timeouts = [info.get("TimeLimit.truncated", False) and env == 0 for env, info in enumerate(infos)]',
+    ),
+    Fault(
+        "the second save leaves the old header",
+        "persistence/container.py",
+        "        _write_header(file, header)  # from here on never truncate",
+        "        sync(file)  # from here on nothing may be taken away",
+    ),
+    Fault(
+        "a full buffer does not say so",
+        "compressed/replay_buffer.py",
+        "            self.full = True\n            self.pos = 0",
+        "            self.pos = 0",
+    ),
+    Fault(
+        "the next observation of the last slot goes past the end",
+        "compressed/replay_buffer.py",
+        "following = (0, (last_slots + 1) % self.buffer_size) if self.optimize_memory_usage",
+        "following = (0, np.minimum(last_slots + 1, self.buffer_size - 1)) if self.optimize_memory_usage",
+    ),
+    Fault(
+        "a batch that was drawn before a reset is given out after it",
+        "compressed/prefetch.py",
+        "        self.wait()\n        self.forget()\n        yield",
+        "        self.wait()\n        yield",
+        ("CompressedReplayBuffer", "CompressedDictReplayBuffer"),
+    ),
+    Fault(
+        "an n-step return goes on past the newest transition",
+        "compressed/nstep_buffer.py",
+        "is_last = (window[0] == (self.pos - 1) % self.buffer_size)",
+        "is_last = (window[0] == (self.pos - 2) % self.buffer_size)",
+        ("CompressedNStepReplayBuffer",),
+    ),
+    Fault(
+        "a sum of priorities leaves out its last child",
+        "compressed/sum_tree_kernels.py",
+        "            for child in range(_FAN_OUT):\n                total += nodes[first + child]",
+        "            for child in range(_FAN_OUT - 1):\n                total += nodes[first + child]",
+        ("CompressedPrioritizedReplayBuffer",),
+    ),
+]

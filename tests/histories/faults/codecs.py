@@ -1,0 +1,157 @@
+"""Faults of the codecs."""
+
+from __future__ import annotations
+
+from tests.histories.faults.fault import Fault
+
+DELTA = "codecs/delta.py"
+ZSTD_DICT = "codecs/zstd_dict.py"
+COUNTS = "codecs/references.py"
+DELTA_ENCODE = "codecs/delta_encode_kernels.py"
+DELTA_DECODE = "codecs/delta_kernels.py"
+GATHERING = "storage/gather_kernels.py"
+
+CODEC_FAULTS = [
+    Fault(
+        "a reference frame is renewed in its old place",
+        DELTA,
+        "number = self._uses.new()",
+        "number = int(self._current[lane]) or self._uses.new()",
+    ),
+    Fault(
+        "records use a reference frame without counting",
+        DELTA,
+        "        references = self._current[lanes]\n        self._uses.incref(references)\n",
+        "        references = self._current[lanes]\n",
+    ),
+    Fault(
+        "records lean on other reference frames after a load",
+        DELTA,
+        '            "frames": self._frames,',
+        '            "frames": np.roll(self._frames, 1, axis=0),',
+    ),
+    Fault(
+        "a number in use is given out again",
+        COUNTS,
+        "free = np.flatnonzero(self._uses == 0)",
+        "free = np.flatnonzero(self._uses <= 1)[1:]",
+    ),
+    Fault(
+        "a dictionary is forgotten while records need it",
+        ZSTD_DICT,
+        "            self._drop(self._uses.decref(np.array([replaced])))",
+        "            self._uses.decref(np.array([replaced]))\n            self._drop(np.array([replaced]))",
+    ),
+    Fault(
+        "a dictionary is never forgotten",
+        ZSTD_DICT,
+        "        self._drop(self._uses.decref(references))",
+        "        self._uses.decref(references)",
+    ),
+    Fault(
+        "records are noted with the dictionary before",
+        ZSTD_DICT,
+        "        self._collect(records)\n        data, lengths, _ = super().encode(records, lanes)\n"
+        "        references = np.full(len(records), self._current)",
+        "        before = self._current\n        self._collect(records)\n"
+        "        data, lengths, _ = super().encode(records, lanes)\n"
+        "        references = np.full(len(records), before)",
+    ),
+    Fault(
+        "the addresses of dictionaries are stale after a renewal",
+        ZSTD_DICT,
+        '        self._content, self._samples = b"", []\n        self._addresses = None\n',
+        '        self._content, self._samples = b"", []\n',
+    ),
+    Fault(
+        "delta: a skip goes one byte too far",
+        DELTA_ENCODE,
+        "            length += trailing_zeros(different)\n",
+        "            length += trailing_zeros(different) + (length > 99)\n",
+    ),
+    Fault(
+        "delta: a match is one byte too long",
+        DELTA_ENCODE,
+        "is_match, source, length = True, best_source, best",
+        "is_match, source, length = True, best_source, best + (best < min(30, size - at))",
+    ),
+    Fault(
+        "delta: a long skip loses a byte",
+        DELTA_ENCODE,
+        "steps, length = steps + 2, length - LONGEST_SKIP",
+        "steps, length = steps + 2, length - LONGEST_SKIP - 1",
+    ),
+    Fault(
+        "delta: a long match forgets its extra byte",
+        DELTA_DECODE,
+        "                length += load8(at)\n                at += 1",
+        "                at += 1",
+    ),
+    Fault(
+        "delta: a frame after zeros is made from the frame before",
+        DELTA_DECODE,
+        "    elif kind == ZERO:",
+        "    elif kind == ZERO and size < 0:",
+    ),
+    Fault(
+        "delta: the last literal of a step is left out",
+        DELTA_DECODE,
+        "            copy(frame + position, at, n_literals)",
+        "            copy(frame + position, at, n_literals - (n_literals > 9))",
+    ),
+    Fault(
+        "delta: copies repeat the wrong bytes",
+        "codecs/memory_kernels.py",
+        "        byte = load8(target - 1)\n",
+        "        byte = load8(target - 2)\n",
+    ),
+    Fault(
+        "gathering: a frame is copied without its last byte",
+        GATHERING,
+        "            target = outs_0[row, place]\n            for byte in range(frame_bytes):",
+        "            target = outs_0[row, place]\n            for byte in range(frame_bytes - 1):",
+    ),
+    Fault(
+        "gathering: a frame of the next observation is left out",
+        GATHERING,
+        "            place = number - firsts[1, row]\n            if 0 <= place < stack:",
+        "            place = number - firsts[1, row]\n            if 0 <= place < stack - 1:",
+    ),
+    Fault(
+        "gathering: a frame that waits is taken from its neighbour",
+        GATHERING,
+        "source = ring[lane, number % ring.shape[1]]",
+        "source = ring[lane, (number + 1) % ring.shape[1]]",
+    ),
+    Fault(
+        "rle: a run is one element short where it is longest",
+        "codecs/rle_kernels.py",
+        "limit = min(size, start + longest_run)",
+        "limit = min(size, start + longest_run + 1)",
+        (
+            "CompressedReplayBuffer",
+            "CompressedRolloutBuffer",
+            "CompressedDictReplayBuffer",
+            "CompressedHerReplayBuffer",
+        ),
+    ),
+    Fault(
+        "rle: the last element of a run is not written",
+        "codecs/rle_kernels.py",
+        "for target in range(position, position + run):",
+        "for target in range(position, position + run - (run > 9)):",
+    ),
+    Fault(
+        "indexed colour: the last pixel is not coloured",
+        "codecs/indexed_kernels.py",
+        "                    for pixel in range(pixels):\n                        plane[pixel]",
+        "                    for pixel in range(pixels - 1):\n                        plane[pixel]",
+        (
+            "CompressedReplayBuffer",
+            "CompressedRolloutBuffer",
+            "CompressedNStepReplayBuffer",
+            "CompressedPrioritizedReplayBuffer",
+            "CompressedMaskableRolloutBuffer",
+        ),
+    ),
+]
