@@ -6,11 +6,16 @@ memory as well. Otherwise they are sent before the next batch, all new slots in 
 The arrays on the host are authoritative. Writes to a NumPy array cannot be observed (``np.copyto``, ``.flat``, views).
 So while a user holds the array of a field, or a view of it, batches take their fields from the host. Once all of these
 arrays are gone, all fields are sent to the device again. Training never accesses these arrays, so it pays nothing.
+
+Fields that are tensors on the device are written there. They come to the host when somebody needs the host's arrays.
 """
 
 from __future__ import annotations
 
+import math
 import weakref
+from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -46,9 +51,13 @@ class Fields:
         self._lent: dict[int, weakref.ref[npt.NDArray[Any]]] = {}
         self._unsent = 0, n_slots
         """The first slot that the device does not hold yet, and the one after the last. Slots in between are sent."""
+        self._only_on_device = np.zeros(n_slots, dtype=bool)
+        """Slots that the host does not hold yet."""
+        self.copy = None
         self.to(device)
 
     def to(self, device: th.device) -> None:
+        self.fetch()
         self._device = device
         action, (_, n_actions) = self._type_of("actions")
         self._action_type = torch_dtype(action)
@@ -57,10 +66,45 @@ class Fields:
         self._n_actions = n_actions
         self._constants = (self.dtype.itemsize // 4, words, 1 << (words - 1).bit_length(), *offsets)
         self.copy = None
+        self.__dict__.pop("_columns", None)
         if uses_triton(device) and action.itemsize % 4 == 0:
             self.copy = th.zeros((len(self.rows), self.dtype.itemsize // 4), dtype=th.int32, device=device)
             self._staging = Staging(self.copy.shape[1], th.int32, device)
         self._unsent = 0, len(self.rows)
+
+    @cached_property
+    def _columns(self) -> dict[str, th.Tensor]:
+        """Each field in :attr:`copy`, as a view ``(slots, *shape)`` in the field's dtype."""
+        assert self.copy is not None
+        columns = {}
+        for name in FIELDS:
+            dtype, shape = self._type_of(name)
+            first = self.dtype.fields[name][1] // 4  # type: ignore[index]  # it has fields
+            words = self.copy[:, first : first + math.prod(shape) * dtype.itemsize // 4]
+            columns[name] = words.view(torch_dtype(dtype)).view(-1, *shape)
+        return columns
+
+    def accepts(self, values: Iterable[Any]) -> bool:
+        """Whether :meth:`write_tensors` can write these. If not, they must pass through the host."""
+        return (
+            self.copy is not None
+            and not self.are_shared
+            and all(isinstance(value, th.Tensor) and value.device == self._device for value in values)
+        )
+
+    def write_tensors(self, slot: int, tensors: dict[str, th.Tensor]) -> None:
+        """Write fields that are on the device, without waiting for it. Doing it twice does no harm."""
+        self._send()
+        for name, tensor in tensors.items():
+            self._columns[name][slot].copy_(tensor)
+        self._only_on_device[slot] = True
+
+    def fetch(self) -> None:
+        """Bring to the host what was written on the device."""
+        if self.copy is not None and self._only_on_device.any():
+            slots = np.flatnonzero(self._only_on_device)
+            self._bytes[slots] = self.copy[upload(slots, self._device)].cpu().numpy().view(np.uint8)
+            self._only_on_device[:] = False
 
     def _type_of(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
         field: np.dtype[Any] = self.dtype.fields[name][0]  # type: ignore[index]  # it has fields
@@ -73,6 +117,7 @@ class Fields:
 
     def lend(self, name: str) -> npt.NDArray[Any]:
         """A field as SB3 knows it, ``(n_slots, *shape)``."""
+        self.fetch()
         if name in self.foreign:
             return self.foreign[name]
         # Views of an array refer to it, and not to what it is itself a view of, only where that is no array.
@@ -105,6 +150,7 @@ class Fields:
                 first = stop = slot
             self._unsent = first, max(stop, slot + 1)
         self._bytes[slot] = self._prepared_bytes
+        self._only_on_device[slot] = False
         for name, array in self.foreign.items():
             array[slot] = self.prepared[name]
 
@@ -125,6 +171,7 @@ class Fields:
 
     def from_host(self, slots: Indices, envs: Indices) -> tuple[th.Tensor, ...]:
         """Actions, rewards and dones, sent to the device, as SB3 does it."""
+        self.fetch()
         actions, rewards, dones, timeouts = (self.foreign.get(name, self.rows[name])[slots, envs] for name in FIELDS)
         arrays = actions, rewards[:, None], (dones * (1 - timeouts))[:, None]
         return tuple(upload(array, self._device) for array in arrays)
@@ -133,6 +180,7 @@ class Fields:
         """Raise an error unless the device holds the host's rows."""
         if self.copy is None or self.are_shared:
             return
+        self.fetch()
         self._send()
         if not np.array_equal(self.copy.cpu().numpy(), self._bytes.view(np.int32)):
             raise CorruptDataError("The device does not hold the host's actions, rewards, dones or timeouts.")
@@ -153,6 +201,7 @@ def field_property(name: str) -> Any:
         if fields is None:
             buffer.__dict__[name] = array
         else:
+            fields.fetch()
             fields.foreign[name] = array  # which stays that of its owner
 
     return property(get, replace)

@@ -24,6 +24,7 @@ from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.state import SavedState
 from sb3_extra_buffers.storage.usage import MemoryUsage
 
+_TIMEOUT = "TimeLimit.truncated"
 _ONE_COLUMN, _TWO_COLUMNS = [0, 0], [0, 1]
 
 
@@ -56,10 +57,19 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
     def device_bytes(self) -> int:
         return super().device_bytes + (0 if self._fields.copy is None else self._fields.copy.nbytes)
 
-    def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]]) -> None:
+    def add(
+        self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]] | dict[str, Any]
+    ) -> None:
+        """As SB3's, but everything may be a tensor.
+
+        :param infos: May also be a dict of arrays or tensors with one value per environment, as of environments that
+            run on a device.
+        """
         with self._lock.held, uninterrupted(), normal_tensors():
             self._follow_device()
-            self._prepare_fields(action, reward, done, infos)
+            tensors = self._field_tensors(action, reward, done, infos)
+            if tensors is None:
+                self._prepare_fields(action, reward, done, infos)
             pos, stream, stores = self.pos, self._last_stream, self._device_stores
             steps = [
                 (store, store.checked_step((part_of(obs, key), part_of(next_obs, key)), stream))
@@ -68,30 +78,46 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
             for store in stores.values():
                 store.prepare(2, pos)
             try:
-                self._write_all(pos, steps)
+                self._write_all(pos, steps, tensors)
             except BaseException:
                 # Once more, since it does no harm: a transition is there as a whole, or not at all.
                 for store in stores.values():
                     store.prepare(2, pos)
-                self._write_all(pos, steps)
+                self._write_all(pos, steps, tensors)
                 raise
 
-    def _prepare_fields(self, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]]) -> None:
+    def _field_tensors(self, action: Any, reward: Any, done: Any, infos: Any) -> dict[str, th.Tensor] | None:
+        """The fields of a transition if all of them are tensors on the device, which then need not leave it."""
+        fields = {"actions": action, "rewards": reward, "dones": done}
+        if self.handle_timeout_termination:
+            fields["timeouts"] = infos.get(_TIMEOUT) if isinstance(infos, dict) else None
+        if not self._fields.accepts(fields.values()):
+            return None
+        shapes = dict.fromkeys(fields, (self.n_envs,)) | {"actions": (self.n_envs, self.action_dim)}
+        return {name: tensor.detach().reshape(shapes[name]) for name, tensor in fields.items()}
+
+    def _prepare_fields(self, action: Any, reward: Any, done: Any, infos: Any) -> None:
         """The fields of a transition, cast and broadcast as by SB3."""
         prepared = self._fields.prepared
         prepared["actions"][...] = _as_array(action).reshape(self.n_envs, self.action_dim)
         prepared["rewards"][...] = _as_array(reward)
         prepared["dones"][...] = _as_array(done)
         if self.handle_timeout_termination:
-            prepared["timeouts"][...] = np.array([info.get("TimeLimit.truncated", False) for info in infos])
+            if isinstance(infos, dict):
+                prepared["timeouts"][...] = _as_array(infos.get(_TIMEOUT, False))
+            else:
+                prepared["timeouts"][...] = np.array([info.get(_TIMEOUT, False) for info in infos])
 
-    def _write_all(self, pos: int, steps: list[tuple[DeviceStore, Step]]) -> None:
-        """Store a transition, for which there is room."""
+    def _write_all(self, pos: int, steps: list[tuple[DeviceStore, Step]], tensors: dict[str, th.Tensor] | None) -> None:
+        """Store a transition, for which there is room. Its fields are in ``tensors``, or were prepared on the host."""
         next_place = (0, (pos + 1) % self.buffer_size) if self.optimize_memory_usage else (1, pos)
-        fields = self._fields.row_for(pos) if steps[0][0].takes_fields else None
+        fields = self._fields.row_for(pos) if steps[0][0].takes_fields and tensors is None else None
         for i, (store, step) in enumerate(steps):
             store.write_step([(0, pos), next_place], step, None if i else fields)
-        self._fields.write(pos, is_sent=fields is not None)
+        if tensors is None:
+            self._fields.write(pos, is_sent=fields is not None)
+        else:
+            self._fields.write_tensors(pos, tensors)
         if pos + 1 == self.buffer_size:
             self.full = True
         self.pos = (pos + 1) % self.buffer_size

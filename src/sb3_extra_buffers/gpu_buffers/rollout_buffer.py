@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,23 +15,53 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb3_extra_buffers.compressed.rollout_buffer import CompressedRolloutBuffer
 from sb3_extra_buffers.compressed.rows import SINGLE, part_of
 from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer, normal_tensors
-from sb3_extra_buffers.gpu_buffers.transfer import empty, upload
+from sb3_extra_buffers.gpu_buffers.transfer import empty, torch_dtype, upload
 from sb3_extra_buffers.interruption import uninterrupted
 
 _NUMBERS = ("values", "log_probs", "advantages", "returns")
+_ADDED = ("actions", "rewards", "episode_starts", "values", "log_probs")
+"""What ``add`` takes beside observations, in this order."""
+
+
+def _array_property(name: str) -> Any:
+    """One of SB3's arrays, which first gets what is only on the device."""
+
+    def get(buffer: Any) -> npt.NDArray[Any]:
+        if buffer.__dict__.get("_on_device"):
+            buffer._fetch_numbers()
+        array: npt.NDArray[Any] = buffer.__dict__[name]
+        return array
+
+    def replace(buffer: Any, array: npt.NDArray[Any]) -> None:
+        if buffer.__dict__.get("_on_device"):
+            buffer._fetch_numbers()
+        buffer.__dict__[name] = array
+
+    return property(get, replace)
 
 
 class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
     """SB3's ``RolloutBuffer`` on a torch device: same arguments, same batches under the same seed.
 
     Observations cross the bus once, however many epochs are trained on them. The few numbers beside them go along with
-    each batch, as they are at that time.
+    each batch, as they are at that time. If ``add`` gets all of them as tensors on the device, they stay there until
+    the rollout is complete, and come to the host in one piece.
 
     Further arguments: see :class:`~sb3_extra_buffers.gpu_buffers.base.BaseGpuBuffer`.
     """
 
+    _rebuilt: ClassVar[tuple[str, ...]] = ("_on_device", "_rows_on_device")
+
+    actions = _array_property("actions")
+    rewards = _array_property("rewards")
+    episode_starts = _array_property("episode_starts")
+    values = _array_property("values")
+    log_probs = _array_property("log_probs")
+
     def reset(self) -> None:
         with self._lock.held, uninterrupted(), normal_tensors():
+            self._on_device: list[int] = []
+            """Steps whose numbers are in ``_rows_on_device`` only."""
             if self._stores:  # SB3's constructor is through
                 self._follow_device()
             super().reset()
@@ -39,7 +69,51 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
     def add(self, *args: Any, **kwargs: Any) -> None:
         with self._lock.held, uninterrupted(), normal_tensors():
             self._follow_device()
+            if len(args) == 1 + len(_ADDED) and not kwargs and self.pos < self.buffer_size:
+                numbers = dict(zip(_ADDED, args[1:], strict=True))
+                if all(isinstance(tensor, th.Tensor) and tensor.device == self._location for tensor in args[1:]):
+                    self._add_tensors(args[0], numbers)
+                    return
             super().add(*args, **kwargs)
+
+    def _add_tensors(self, obs: Any, numbers: dict[str, th.Tensor]) -> None:
+        """Add a step without a copy to the host."""
+        pos, targets = self.pos, self._device_rows()
+        rows = {name: tensor.detach().reshape(targets[name].shape[1:]) for name, tensor in numbers.items()}
+        self._write_observations(pos, self._checked_observations(obs))
+        for name, row in rows.items():
+            targets[name][pos].copy_(row)
+        if self._on_device[-1:] != [pos]:
+            self._on_device.append(pos)
+        self._commit(pos, {})
+
+    def _device_rows(self) -> dict[str, th.Tensor]:
+        """Tensors on the device that are like SB3's arrays of numbers."""
+        rows: dict[str, th.Tensor] = self.__dict__.get("_rows_on_device", {})
+        if not rows or rows["rewards"].device != self._location:
+            arrays = {name: self.__dict__[name] for name in _ADDED}
+            rows = {
+                name: th.zeros(array.shape, dtype=torch_dtype(array.dtype), device=self._location)
+                for name, array in arrays.items()
+            }
+            self._rows_on_device = rows
+        return rows
+
+    def _fetch_numbers(self) -> None:
+        """Bring the numbers that are only on the device to SB3's arrays."""
+        with self._lock.held:
+            steps, self._on_device = self._on_device, []
+            for name, rows in self._rows_on_device.items() if steps else ():
+                # Nearly always all steps, in one copy.
+                self.__dict__[name][steps] = rows.cpu().numpy()[steps]
+
+    def _move_fields(self, location: th.device) -> None:
+        if self.__dict__.get("_on_device"):
+            self._fetch_numbers()
+
+    def get(self, batch_size: int | None = None) -> Generator[RolloutBufferSamples, None, None]:
+        self._fetch_numbers()  # SB3 does not access the arrays as attributes here
+        return super().get(batch_size)
 
     def _checked_observations(self, obs: Any) -> Any:
         steps = [
