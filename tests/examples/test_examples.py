@@ -94,6 +94,15 @@ def test_doom(run: Callable[..., str], tmp_path: Path) -> None:
     assert (tmp_path / "doom.mp4").stat().st_size > 1_000
 
 
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+def test_training_on_the_device(algorithm: str, run: Callable[..., str]) -> None:
+    printed = run(
+        "example_train_on_device", "--algo", algorithm, "--steps", "64", "--episodes", "1", "--buffer-size", "99"
+    )
+    assert f"saved as models/{algorithm}_breakout_on_device.zip" in printed
+    assert "bricks per game\nafter training" in printed
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("example_*.py")), ids=lambda path: path.stem)
 def test_every_example_has_help_and_is_tested(path: Path, run: Callable[..., str], capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -102,7 +111,8 @@ def test_every_example_has_help_and_is_tested(path: Path, run: Callable[..., str
     shown = capsys.readouterr().out
     assert "--steps" in shown
     assert "--seed" in shown
-    assert path.stem in {*AGENTS, "example_eval_memory_saving", "example_eval_memory_loading", "example_vizdoom"}
+    others = {"example_eval_memory_saving", "example_eval_memory_loading", "example_train_on_device", "example_vizdoom"}
+    assert path.stem in {*AGENTS, *others}
 
 
 def test_every_agent_can_be_trained_evaluated_and_watched() -> None:

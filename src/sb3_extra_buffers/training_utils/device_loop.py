@@ -1,0 +1,292 @@
+"""Training loops that stay on the device: ``on_device(PPO)`` and ``on_device(DQN)``.
+
+SB3 copies observations, actions and rewards between device and host in every step. With environments that run on the
+device (:class:`~sb3_extra_buffers.training_utils.device_env.DeviceVecEnv`) and a buffer that keeps observations there,
+no copy is needed. Only ``collect_rollouts`` is replaced. Under the same seed, it leads to the same weights as SB3's.
+
+What the host must know are the ends of episodes: for statistics, and for the values of observations at which a time
+limit struck. These few numbers are copied in the background, and looked at some steps later.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import ReplayBuffer, RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.type_aliases import RolloutReturn, TrainFreq, TrainFrequencyUnit
+from stable_baselines3.common.vec_env import VecEnv
+from torch.distributions import Distribution
+
+from sb3_extra_buffers.errors import ConfigurationError
+from sb3_extra_buffers.gpu_buffers import (
+    GpuDictReplayBuffer,
+    GpuDictRolloutBuffer,
+    GpuReplayBuffer,
+    GpuRolloutBuffer,
+)
+from sb3_extra_buffers.gpu_buffers.transfer import Report, upload
+from sb3_extra_buffers.training_utils.device_env import DeviceVecEnv, Observations, TrackedStep, map_observations
+
+MAX_PENDING = 8
+"""Steps after which the host waits for the summary of the oldest. Their terminal observations are kept until then."""
+
+Algorithm = TypeVar("Algorithm", bound=type)
+
+
+def on_device(algorithm: Algorithm) -> Algorithm:
+    """A subclass of SB3's ``PPO``, ``A2C`` or ``DQN`` that collects experience without copies to the host.
+
+    Use it like the algorithm itself, with a :class:`DeviceVecEnv`. By default, its buffer is ``GpuRolloutBuffer`` or
+    ``GpuReplayBuffer``. Callbacks find tensors in ``self.locals``, and no ``infos``.
+    """
+    return _subclass(algorithm)  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _subclass(algorithm: type) -> Any:
+    loop: type
+    if getattr(algorithm, "collect_rollouts", None) is OnPolicyAlgorithm.collect_rollouts:
+        loop = _OnPolicyLoop
+    elif (
+        getattr(algorithm, "collect_rollouts", None) is OffPolicyAlgorithm.collect_rollouts
+        and "exploration_fraction" in inspect.signature(algorithm).parameters
+    ):
+        loop = _OffPolicyLoop
+    else:
+        name = getattr(algorithm, "__name__", algorithm)
+        raise ConfigurationError(f"on_device() is for PPO, A2C, DQN and classes derived from these, not for {name}.")
+    return type(f"OnDevice{algorithm.__name__}", (loop, algorithm), {"__module__": __name__, "__doc__": loop.__doc__})
+
+
+class ArrivedSummary(NamedTuple):
+    """A step, as far as the host knows it."""
+
+    summary: npt.NDArray[np.float32]
+    """As :attr:`TrackedStep.summary`."""
+    number: int
+    final_obs: Observations
+
+
+class _Loop:
+    """What both loops share. It precedes SB3's class among the bases of an algorithm."""
+
+    def _setup_model(self: Any) -> None:
+        self._pending_summaries: deque[tuple[Report, int, Observations]] = deque()
+        super()._setup_model()  # type: ignore[misc]
+
+    def _excluded_save_params(self: Any) -> list[str]:
+        # Environments are not saved, so the last observation is of no use. It may be on a GPU that is not there later.
+        last = ["_last_obs", "_last_original_obs", "_last_episode_starts", "_pending_summaries"]
+        return [*super()._excluded_save_params(), *last]  # type: ignore[misc]
+
+    def _checked_env(self: Any, env: VecEnv, buffer: Any, wanted: type) -> DeviceVecEnv:
+        if not isinstance(env, DeviceVecEnv):
+            raise ConfigurationError(
+                f"A {type(env).__name__} cannot stay on the device: pass a DeviceVecEnv, without wrappers."
+            )
+        if not isinstance(buffer, wanted):
+            raise ConfigurationError(
+                f"A {type(buffer).__name__} copies to the host: use {wanted.__name__}, or its variant for Dict spaces."
+            )
+        if env.device.type != self.device.type:
+            raise ConfigurationError(f"The environment is on {env.device}, but the policy is on {self.device}.")
+        return env
+
+    def _last_tensors(self: Any) -> Observations:
+        """The last observations. After a reset, SB3 has arrays of them."""
+        return map_observations(lambda part: th.as_tensor(part, device=self.device), self._last_obs)
+
+    def _send_summary(self: Any, tracked: TrackedStep, number: int) -> None:
+        report = Report(tracked.summary)
+        report.request()
+        self._pending_summaries.append((report, number, tracked.step.final_obs))
+
+    def _arrived_summaries(self: Any, everything: bool = False) -> Iterator[ArrivedSummary]:
+        """Those that are on the host by now, in order; or all of them, for which the host waits."""
+        waiting = self._pending_summaries
+        while waiting and (everything or len(waiting) > MAX_PENDING or waiting[0][0].has_arrived):
+            report, number, final_obs = waiting.popleft()
+            yield ArrivedSummary(report.wait(), number, final_obs)
+
+
+class _OnPolicyLoop(_Loop):
+    """An on-policy algorithm that collects rollouts on the device."""
+
+    def _setup_model(self: Any) -> None:
+        if self.rollout_buffer_class is None:
+            is_dict = isinstance(self.observation_space, spaces.Dict)
+            self.rollout_buffer_class = GpuDictRolloutBuffer if is_dict else GpuRolloutBuffer
+        super()._setup_model()
+
+    def collect_rollouts(
+        self: Any, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
+    ) -> bool:
+        device_env: DeviceVecEnv = self._checked_env(env, rollout_buffer, GpuRolloutBuffer)
+        self.policy.set_training_mode(False)
+        self._pending_summaries.clear()
+        self._terminal_values: list[tuple[int, int, th.Tensor]] = []
+        rollout_buffer.reset()
+        if self.use_sde:
+            self.policy.reset_noise(env.num_envs)
+        infos: list[dict[str, Any]] = [{}] * env.num_envs
+        obs, starts = self._last_tensors(), th.as_tensor(self._last_episode_starts, device=self.device)
+        dones = starts
+        callback.on_rollout_start()
+
+        for n_steps in range(n_rollout_steps):
+            if self.use_sde and self.sde_sample_freq > 0 and n_steps % self.sde_sample_freq == 0:
+                self.policy.reset_noise(env.num_envs)
+            with th.no_grad(), unvalidated_distributions():
+                actions, values, log_probs = self.policy(obs)
+                tracked = device_env.step_tensors(self._for_env(actions))
+            new_obs, rewards, dones = tracked.step.obs, tracked.step.rewards, tracked.dones
+            self.num_timesteps += env.num_envs
+            callback.update_locals(locals())
+            if not callback.on_step():
+                self._process_summaries(device_env, everything=True)
+                return False
+            self._send_summary(tracked, n_steps)
+            self._process_summaries(device_env)
+            rollout_buffer.add(obs, actions, rewards, starts, values, log_probs)  # type: ignore[arg-type]
+            self._last_obs, self._last_episode_starts = obs, starts = new_obs, dones
+
+        with th.no_grad():
+            values = self.policy.predict_values(obs)
+        self._process_summaries(device_env, everything=True)
+        self._add_terminal_values(rollout_buffer)
+        rollout_buffer.compute_returns_and_advantage(last_values=values, dones=dones.cpu().numpy())
+        callback.update_locals(locals())
+        callback.on_rollout_end()
+        return True
+
+    def _for_env(self: Any, actions: th.Tensor) -> th.Tensor:
+        """Actions as the environment takes them: within the bounds of its space."""
+        if isinstance(self.action_space, spaces.Box):
+            low, high = self._bounds
+            squashed = self.policy.squash_output
+            actions = low + 0.5 * (actions + 1.0) * (high - low) if squashed else actions.clamp(low, high)
+        return actions
+
+    @functools.cached_property
+    def _bounds(self: Any) -> tuple[th.Tensor, th.Tensor]:
+        space = self.action_space
+        return th.as_tensor(space.low, device=self.device), th.as_tensor(space.high, device=self.device)
+
+    def _excluded_save_params(self: Any) -> list[str]:
+        return [*super()._excluded_save_params(), "_bounds", "_terminal_values"]
+
+    def _process_summaries(self: Any, env: DeviceVecEnv, everything: bool = False) -> None:
+        """Note episodes that have ended, and the values of observations at which a time limit struck."""
+        for summary, number, final_obs in self._arrived_summaries(everything):
+            self.ep_info_buffer.extend(env.episodes(summary).values())
+            for i in np.flatnonzero(summary[1]).tolist():
+                # One by one, as SB3 does it: networks do not give the same bits for batches of other sizes.
+                alone = map_observations(operator.itemgetter(slice(i, i + 1)), final_obs)
+                with th.no_grad():
+                    value = self.policy.predict_values(alone)
+                self._terminal_values.append((number, i, self.gamma * value.reshape(())))
+
+    def _add_terminal_values(self: Any, rollout_buffer: RolloutBuffer) -> None:
+        """Bootstrap the rewards of steps at which a time limit struck."""
+        if self._terminal_values:
+            steps, envs, values = zip(*self._terminal_values, strict=True)
+            rollout_buffer.rewards[steps, envs] += th.stack(values).cpu().numpy()
+
+
+class _OffPolicyLoop(_Loop):
+    """An epsilon-greedy algorithm that collects transitions on the device."""
+
+    def _setup_model(self: Any) -> None:
+        if self.replay_buffer_class is None:
+            is_dict = isinstance(self.observation_space, spaces.Dict)
+            self.replay_buffer_class = GpuDictReplayBuffer if is_dict else GpuReplayBuffer
+        super()._setup_model()
+
+    def collect_rollouts(
+        self: Any,
+        env: VecEnv,
+        callback: BaseCallback,
+        train_freq: TrainFreq,
+        replay_buffer: ReplayBuffer,
+        action_noise: Any = None,
+        learning_starts: int = 0,
+        log_interval: int | None = None,
+    ) -> RolloutReturn:
+        device_env: DeviceVecEnv = self._checked_env(env, replay_buffer, GpuReplayBuffer)
+        if train_freq.unit != TrainFrequencyUnit.STEP:
+            raise ConfigurationError("On a device, train_freq must be a number of steps, not of episodes.")
+        if action_noise is not None:
+            raise ConfigurationError("action_noise is for continuous actions, which are not supported on a device.")
+        self.policy.set_training_mode(False)
+        infos: list[dict[str, Any]] = [{}] * env.num_envs
+        obs = self._last_tensors()
+        callback.on_rollout_start()
+        n_episodes = self._episode_num
+        for n_steps in range(1, train_freq.frequency + 1):
+            actions = self._choose_actions(obs, learning_starts)
+            tracked = device_env.step_tensors(actions)
+            new_obs, rewards, dones = tracked.step.obs, tracked.step.rewards, tracked.dones
+            self.num_timesteps += env.num_envs
+            callback.update_locals(locals())
+            if not callback.on_step():
+                self._process_summaries(device_env, log_interval, everything=True)
+                return RolloutReturn(n_steps * env.num_envs, self._episode_num - n_episodes, continue_training=False)
+            timeouts = {"TimeLimit.truncated": tracked.summary[1]}
+            replay_buffer.add(obs, tracked.step.final_obs, actions, rewards, dones, timeouts)  # type: ignore[arg-type]
+            self._last_obs = obs = new_obs
+            self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
+            self._on_step()
+            self._send_summary(tracked._replace(step=tracked.step._replace(final_obs=None)), n_steps)
+            self._process_summaries(device_env, log_interval, everything=self.num_timesteps >= self._total_timesteps)
+        callback.on_rollout_end()
+        return RolloutReturn(n_steps * env.num_envs, self._episode_num - n_episodes, continue_training=True)
+
+    def _choose_actions(self: Any, obs: Observations, learning_starts: int) -> th.Tensor:
+        """At random, or by the policy: drawn with SB3's random numbers, in the same order."""
+        is_warm_up = self.num_timesteps < learning_starts
+        if is_warm_up or np.random.rand() < self.exploration_rate:
+            return upload(random_actions(self.action_space, self.n_envs), self.device)
+        with th.no_grad():
+            actions: th.Tensor = self.policy._predict(obs, deterministic=False)
+        return actions
+
+    def _process_summaries(self: Any, env: DeviceVecEnv, log_interval: int | None, everything: bool) -> None:
+        """Note episodes that have ended, and write the log every ``log_interval`` of them."""
+        for summary, _, _ in self._arrived_summaries(everything):
+            episodes = env.episodes(summary)
+            self.ep_info_buffer.extend(episodes.values())
+            for _ in episodes:
+                self._episode_num += 1
+                if log_interval is not None and self._episode_num % log_interval == 0:
+                    self.dump_logs()
+
+
+def random_actions(space: spaces.Space[Any], n: int) -> npt.NDArray[Any]:
+    """What ``space.sample()`` would give in ``n`` calls."""
+    if type(space) is spaces.Discrete:
+        return np.asarray(space.start + space.np_random.integers(int(space.n), size=n))
+    return np.array([space.sample() for _ in range(n)])
+
+
+@contextmanager
+def unvalidated_distributions() -> Iterator[None]:
+    """Torch's distributions check their arguments, for which the host would wait for the device."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
