@@ -72,6 +72,9 @@ def gather_observations(
 def _gather_from_several(stores: Sequence[RecordIndex], lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
     newest = stores[0]
     is_new = (firsts >= newest.base[lanes]).all(axis=0)
+    if is_new.all():
+        newest.gather(lanes, firsts, outs)
+        return
     if is_new.any():
         # Rows that are not in this store get frames of another row here, and are overwritten below.
         rows = np.where(is_new, np.arange(len(lanes)), is_new.argmax())

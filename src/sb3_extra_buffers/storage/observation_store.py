@@ -34,7 +34,7 @@ _DECISION_STEPS = 64
 """After so many steps, it must have decided that they stack none."""
 _DECISION_BYTES = 4 << 20
 _FEWEST_STEPS = 34
-_ENOUGH_CHANGES = 12
+_ENOUGH_CHANGES = 8
 
 
 class _PlannedTrials(NamedTuple):
@@ -216,7 +216,7 @@ class ObservationStore(ObservationIndex):
         elif self.recipe == DELTA and ratio <= planned.good_enough and self.config.prefer != "memory":
             self.choice = f"delta compresses frames to {100 * ratio:.1f}%, so nothing else was tried"
         else:
-            self._trials = Trials(self.layout, self.n_envs, planned.n_steps, self.config.prefer)
+            self._trials = Trials(self.layout, self.n_envs, planned.n_steps, self.config.prefer, self.recipe)
         self._n_trials += 1
 
     def _end_trials(self, trials: Trials) -> None:
