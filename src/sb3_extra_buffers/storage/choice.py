@@ -28,9 +28,6 @@ SB3_READS = 4
 """How much longer SB3's buffer takes to read an observation than a copy of it in the cache. It copies observations into
 a batch and the batch into a tensor, each time to fresh memory, and most of what it reads is in no cache. Measured by
 ``python -m benchmarks.studies.workloads``: 3.7 to 4.1 for images of 9 to 64 kB."""
-_COLD_FRAMES = 2.0
-"""A codec is tried with everything in the cache. In a large buffer, it has to fetch at least a reference frame, which
-takes about as long as this many copies of it."""
 _FIXED_BYTES = 64
 """About the size of a transition without its frame, whatever the codec."""
 _SMALL_ENOUGH: dict[Preference, float] = {"speed": 1 / 64, "balanced": 1 / 64, "memory": 0.0}
@@ -103,7 +100,7 @@ class Trials:
             _Candidate(recipe, layout, n_lanes) for recipe in recipes if recipe.method.name in installed
         ]
         self._unread = list(self._candidates)
-        self._prefer, self._current, self._stack = prefer, current, layout.stack
+        self._prefer, self._current = prefer, current
         self._n_steps, self._step = n_steps, 0
 
     def add(self, observations: npt.NDArray[Any]) -> None:
@@ -130,8 +127,7 @@ class Trials:
         eligible = [
             trial
             for trial in trials[1:]
-            if trial.frame_bytes <= (1 - _LEAST_SAVING) * trial.raw_bytes
-            and trial.reading + _COLD_FRAMES * none.reading / self._stack <= slowest
+            if trial.frame_bytes <= (1 - _LEAST_SAVING) * trial.raw_bytes and trial.reading <= slowest
         ]
         if not eligible:
             return none
