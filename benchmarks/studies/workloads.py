@@ -1,6 +1,6 @@
 """Is the library as fast as SB3 on workloads that it was not tuned on?
 
-    python -m benchmarks.studies.workloads                       # 23 workloads: about six minutes on two quiet cores
+    python -m benchmarks.studies.workloads                       # 23 workloads: about three minutes on two quiet cores
     python -m benchmarks.studies.workloads --quick --names enduro,rgb --methods auto,delta,none
 
 Every buffer has a process of its own, and the processes take turns of a few milliseconds. A buffer is filled first.
