@@ -12,7 +12,6 @@ from stable_baselines3.common.buffers import DictReplayBuffer
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_extra_buffers.compiled import load_kernels
 from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
 from sb3_extra_buffers.compressed.rows import SINGLE, on_host, part_of
 from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer, normal_tensors
@@ -127,11 +126,11 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
             size = self.size()
             if size == 0 or self.optimize_memory_usage:
                 return super().sample(batch_size, env)
-            found: ReplayBufferSamples = self._get_samples(_draw(size, batch_size), env)
+            found: ReplayBufferSamples = self._get_samples(np.random.randint(0, size, size=batch_size), env)
             return found
 
     def _get_samples(self, batch_inds: npt.NDArray[np.int64], env: VecNormalize | None = None) -> Any:
-        return self._samples_at(batch_inds, _draw(self.n_envs, len(batch_inds)), env)
+        return self._samples_at(batch_inds, np.random.randint(0, self.n_envs, size=len(batch_inds)), env)
 
     def _samples_at(
         self,
@@ -198,12 +197,6 @@ class GpuDictReplayBuffer(GpuReplayBuffer, DictReplayBuffer):
     if TYPE_CHECKING:
 
         def sample(self, batch_size: int, env: VecNormalize | None = None) -> DictReplayBufferSamples: ...  # type: ignore[override]  # as in SB3
-
-
-def _draw(high: int, n: int) -> npt.NDArray[np.int64]:
-    """Numbers below ``high``, as SB3 draws them."""
-    compiled = load_kernels("sb3_extra_buffers.gpu_buffers.draws")
-    return np.random.randint(0, high, size=n) if compiled is None else compiled.randint(high, n)
 
 
 def _as_array(values: Any) -> npt.NDArray[Any]:
