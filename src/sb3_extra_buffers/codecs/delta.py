@@ -29,13 +29,12 @@ from typing import Any
 import numpy as np
 
 from sb3_extra_buffers.codecs.base import Bytes, Codec, Encoded, FrameSpec, Indices, Words
+from sb3_extra_buffers.codecs.chains import PREVIOUS, REFERENCE, WHOLE, ZERO, ChainCodec
 from sb3_extra_buffers.codecs.delta_words import DeltaWordsCodec
-from sb3_extra_buffers.codecs.references import UseCounts
 from sb3_extra_buffers.compiled import load_kernels
-from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
+from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
 
-PREVIOUS, REFERENCE, ZERO, WHOLE = range(4)
 N_SOURCES = 32
 LONGEST_SKIP, SKIP_LITERALS = 511, 63
 MATCH_BYTES, LONG_MATCH, MATCH_LITERALS = 3, 31, 31
@@ -45,43 +44,26 @@ _FRAMES_PER_RECORD = 8
 _SHORTEST_SKIP = 3
 _PADDING = 64
 """Bytes after each reference frame, so that kernels may read it in vectors."""
-_KERNELS = "sb3_extra_buffers.codecs.delta_kernels"
 _ENCODE_KERNELS = "sb3_extra_buffers.codecs.delta_encode_kernels"
 
 
-class DeltaCodec(Codec):
+class DeltaCodec(ChainCodec):
     """Steps from frame to frame, in chains of ``frames_per_record`` frames (8 unless told otherwise)."""
 
     name = "delta"
     record_format = "delta"
+    _decode_kernels = "sb3_extra_buffers.codecs.delta_kernels"
 
     def __init__(self, frame: FrameSpec, *, frames_per_record: int | None = None) -> None:
-        super().__init__(frame)
+        super().__init__(frame, _FRAMES_PER_RECORD if frames_per_record is None else frames_per_record, _PADDING)
         self._given = {} if frames_per_record is None else {"frames_per_record": frames_per_record}
-        self.frames_per_record = _FRAMES_PER_RECORD if frames_per_record is None else frames_per_record
-        if not 1 <= self.frames_per_record <= 1024:
-            raise ConfigurationError(f"frames_per_record must be from 1 to 1024, not {frames_per_record!r}.")
-        self._n_words = -(-(frame.nbytes + _PADDING) // 4)
-        self._uses = UseCounts()
-        self._frames: Words = np.zeros((1, self._n_words), dtype=np.uint32)
         self.distances = default_distances(frame)
-        # Of each lane: the number of its reference frame, and how many bytes a newer one would have saved so far.
-        self._current = np.zeros(0, dtype=np.int64)
-        self._regret = np.zeros(0, dtype=np.int64)
         # What matches at each distance have saved lately, and the number of records. Only speeds up encoding.
         self._found = np.zeros(N_SOURCES + 1, dtype=np.int64)
 
     @property
     def label(self) -> str:
         return self.name if self.frames_per_record == _FRAMES_PER_RECORD else f"{self.name} x{self.frames_per_record}"
-
-    @property
-    def reference_frames(self) -> Words:
-        return self._frames
-
-    @property
-    def reference_bytes(self) -> int:
-        return self._frames.nbytes
 
     @property
     def min_encoded_size(self) -> int:
@@ -104,42 +86,13 @@ class DeltaCodec(Codec):
         self._regret[lanes] += excess
         return Encoded(data, lengths, references)
 
-    def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
-        shape = (self.frames_per_record, self.frame.nbytes)
-        kernels = load_kernels(_KERNELS)
-        if kernels is not None:
-            frames = out.reshape(-1, *shape)
-            done = kernels.decode(data, starts, lengths, references, frames, self._frames, self.distances)
-            if done < len(starts):
-                raise CorruptDataError(f"The delta record at byte {starts[done]} does not decode.")
-            return
-        for row, start, length, reference in zip(
-            out, starts.tolist(), lengths.tolist(), references.tolist(), strict=True
-        ):
-            payload = data[start : start + length]
-            if start < 0 or len(payload) != length or not 0 <= reference < len(self._frames):
-                raise CorruptDataError(f"The record at byte {start} lies outside the store or has no reference.")
-            if length == self.record_bytes:
-                row[:] = payload
-            else:
-                base = self._frames[reference].view(np.uint8)[: self.frame.nbytes]
-                row.reshape(shape)[:] = decode_numpy(payload, base, self.frames_per_record, self.distances)
+    @property
+    def _kernel_arguments(self) -> tuple[Any, ...]:
+        return (self.distances,)
 
-    def release(self, references: Indices) -> None:
-        self._uses.decref(references)
-
-    def count_uses(self, references: Indices) -> bool:
-        used = np.concatenate([references, self._current])
-        if len(used) and (used.min() < 0 or used.max() >= len(self._frames)):
-            return False
-        self._uses.restart(len(self._frames))
-        self._uses.incref(used)
-        return True
-
-    def check(self, references: Indices) -> None:
-        self._uses.check(np.concatenate([references, self._current]))
-        if len(self._uses) > len(self._frames):
-            raise CorruptDataError(f"{len(self._uses)} references are in use, but only {len(self._frames)} exist.")
+    def _decode_by_numpy(self, record: Bytes, reference: Words) -> Bytes:
+        base = reference.view(np.uint8)[: self.frame.nbytes]
+        return decode_numpy(record, base, self.frames_per_record, self.distances)
 
     def state(self) -> State:
         return {
@@ -175,27 +128,8 @@ class DeltaCodec(Codec):
         missing = int(lanes.max()) + 1 - len(self._current)
         if missing > 0:
             self._current, self._regret = np.pad(self._current, (0, missing)), np.pad(self._regret, (0, missing))
-        for row in np.flatnonzero(self._regret[lanes] > self.frame.nbytes).tolist():
-            # Frames of zeros fill up stacks after a reset. They are no reason for another reference.
-            if first_frames[row].any():
-                self._renew_reference(int(lanes[row]), first_frames[row])
-        references = self._current[lanes]
-        self._uses.incref(references)
-        return references
-
-    def _renew_reference(self, lane: int, frame: Bytes) -> None:
-        number = self._uses.new()
-        if number >= len(self._frames):
-            n_more = 4 + len(self._frames) // 16
-            try:
-                self._frames.resize((len(self._frames) + n_more, self._n_words))  # copies nothing, if the system can
-            except ValueError:  # somebody else refers to the array, or its memory belongs to another
-                more = np.zeros((n_more, self._n_words), dtype=np.uint32)
-                self._frames = np.concatenate([self._frames, more])
-        self._frames[number].view(np.uint8)[: len(frame)] = frame
-        replaced, self._current[lane] = self._current[[lane]], number
-        self._uses.decref(replaced)
-        self._regret[lane] = 0
+        self._renew_references(first_frames, lanes)
+        return self._references_of(lanes)
 
 
 def header_bytes(frame_bytes: int) -> int:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from numba import njit
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices, Words
+from sb3_extra_buffers.codecs.chains import PREVIOUS, REFERENCE, WHOLE, ZERO
 from sb3_extra_buffers.codecs.delta import (
     LONG_MATCH,
     LONGEST_MATCH,
@@ -20,11 +21,7 @@ from sb3_extra_buffers.codecs.delta import (
     MATCH_BYTES,
     MATCH_LITERALS,
     N_SOURCES,
-    PREVIOUS,
-    REFERENCE,
     SKIP_LITERALS,
-    WHOLE,
-    ZERO,
     header_bytes,
 )
 from sb3_extra_buffers.codecs.memory_kernels import (

@@ -12,7 +12,8 @@ import numpy as np
 from numba import njit, types
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices, Words
-from sb3_extra_buffers.codecs.delta import LONG_MATCH, LONGEST_SKIP, MATCH_BYTES, REFERENCE, WHOLE, ZERO, header_bytes
+from sb3_extra_buffers.codecs.chains import REFERENCE, WHOLE, ZERO
+from sb3_extra_buffers.codecs.delta import LONG_MATCH, LONGEST_SKIP, MATCH_BYTES, header_bytes
 from sb3_extra_buffers.codecs.memory_kernels import (
     VECTOR_BYTES,
     address,

@@ -20,46 +20,33 @@ from __future__ import annotations
 
 import numpy as np
 
-from sb3_extra_buffers.codecs.base import Bytes, Codec, Encoded, FrameSpec, Indices, Words
-from sb3_extra_buffers.codecs.references import UseCounts
+from sb3_extra_buffers.codecs.base import Bytes, Encoded, FrameSpec, Indices, Words
+from sb3_extra_buffers.codecs.chains import PREVIOUS, REFERENCE, WHOLE, ZERO, ChainCodec
 from sb3_extra_buffers.compiled import load_kernels
-from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
+from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
 
 KIND_SHIFT = 30
 """The two highest bits of a frame's count say what its changes are relative to."""
 COUNT_MASK = (1 << KIND_SHIFT) - 1
-PREVIOUS, REFERENCE, ZERO, WHOLE = range(4)
 
 _KERNELS = "sb3_extra_buffers.codecs.delta_words_kernels"
 
 
-class DeltaWordsCodec(Codec):
+class DeltaWordsCodec(ChainCodec):
     """Changed words, in chains of ``frames_per_record`` frames."""
 
     name = "delta"
+    _decode_kernels = _KERNELS
 
     def __init__(self, frame: FrameSpec, *, frames_per_record: int = 16) -> None:
-        super().__init__(frame)
-        if not 1 <= frames_per_record <= 1024:
-            raise ConfigurationError(f"frames_per_record must be from 1 to 1024, not {frames_per_record!r}.")
-        self.frames_per_record = frames_per_record
-        self._n_words = -(-frame.nbytes // 4)
-        self._uses = UseCounts()
-        self._frames: Words = np.zeros((1, self._n_words), dtype=np.uint32)
-        # Of each lane: the number of its reference frame, the first frame of its newest record, and how many bytes a
-        # newer reference would have saved so far.
-        self._current = np.zeros(0, dtype=np.int64)
+        super().__init__(frame, frames_per_record)
+        # The first frame of each lane's newest record.
         self._previous: Words = np.zeros((0, self._n_words), dtype=np.uint32)
-        self._regret = np.zeros(0, dtype=np.int64)
-
-    @property
-    def reference_frames(self) -> Words:
-        return self._frames
 
     @property
     def reference_bytes(self) -> int:
-        return self._frames.nbytes + self._previous.nbytes
+        return super().reference_bytes + self._previous.nbytes
 
     @property
     def min_encoded_size(self) -> int:
@@ -77,40 +64,8 @@ class DeltaWordsCodec(Codec):
         size = kernels.encode(words, bases, self.frame.nbytes, out, lengths)
         return Encoded(out[:size], lengths, references)
 
-    def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
-        shape = (self.frames_per_record, self.frame.nbytes)
-        kernels = load_kernels(_KERNELS)
-        if kernels is not None:
-            done = kernels.decode(data, starts, lengths, references, out.reshape(-1, *shape), self._frames)
-            if done < len(starts):
-                raise CorruptDataError(f"The delta record at byte {starts[done]} does not decode.")
-            return
-        for row, start, length, reference in zip(
-            out, starts.tolist(), lengths.tolist(), references.tolist(), strict=True
-        ):
-            payload = data[start : start + length]
-            if len(payload) != length or not 0 <= reference < len(self._frames):
-                raise CorruptDataError(f"The record at byte {start} lies outside the store or has no reference.")
-            if length == self.record_bytes:
-                row[:] = payload
-            else:
-                row.reshape(shape)[:] = decode_numpy(payload, self._frames[reference], *shape)
-
-    def release(self, references: Indices) -> None:
-        self._uses.decref(references)
-
-    def count_uses(self, references: Indices) -> bool:
-        used = np.concatenate([references, self._current])
-        if len(used) and (used.min() < 0 or used.max() >= len(self._frames)):
-            return False
-        self._uses.restart(len(self._frames))
-        self._uses.incref(used)
-        return True
-
-    def check(self, references: Indices) -> None:
-        self._uses.check(np.concatenate([references, self._current]))
-        if len(self._uses) > len(self._frames):
-            raise CorruptDataError(f"{len(self._uses)} references are in use, but only {len(self._frames)} exist.")
+    def _decode_by_numpy(self, record: Bytes, reference: Words) -> Bytes:
+        return decode_numpy(record, reference, self.frames_per_record, self.frame.nbytes)
 
     def state(self) -> State:
         return {
@@ -144,17 +99,8 @@ class DeltaWordsCodec(Codec):
         self._previous[lanes] = first_frames
         # Frames of zeros fill up stacks after a reset. They are no reason for another reference.
         self._regret[lanes] += np.maximum(5 * (changes - recent_changes), 0) * first_frames.any(axis=1)
-        for row in np.flatnonzero(self._regret[lanes] > self.frame.nbytes).tolist():
-            number = self._uses.new()
-            if number >= len(self._frames):
-                self._frames = np.concatenate([self._frames, np.zeros_like(first_frames, shape=(4, self._n_words))])
-            self._frames[number] = first_frames[row]
-            replaced, self._current[lanes[row]] = self._current[[lanes[row]]], number
-            self._uses.decref(replaced)
-            self._regret[lanes[row]] = 0
-        references = self._current[lanes]
-        self._uses.incref(references)
-        return references
+        self._renew_references(first_frames.view(np.uint8), lanes)
+        return self._references_of(lanes)
 
     def _make_room_for_lanes(self, n_lanes: int) -> None:
         missing = n_lanes - len(self._current)

@@ -7,7 +7,8 @@ import numpy.typing as npt
 from numba import njit, types
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices
-from sb3_extra_buffers.codecs.delta_words import COUNT_MASK, KIND_SHIFT, PREVIOUS, REFERENCE, WHOLE, ZERO
+from sb3_extra_buffers.codecs.chains import PREVIOUS, REFERENCE, WHOLE, ZERO
+from sb3_extra_buffers.codecs.delta_words import COUNT_MASK, KIND_SHIFT
 
 Words = npt.NDArray[np.uint32]
 

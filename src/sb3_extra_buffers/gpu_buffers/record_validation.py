@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices
-from sb3_extra_buffers.codecs.delta_words import COUNT_MASK, KIND_SHIFT, WHOLE, DeltaWordsCodec
+from sb3_extra_buffers.codecs.chains import WHOLE
+from sb3_extra_buffers.codecs.delta_words import COUNT_MASK, KIND_SHIFT, DeltaWordsCodec
 from sb3_extra_buffers.codecs.rle import RleCodec
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.gpu_buffers.kernels import LENGTH_BITS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.histories.faults.fault import Fault
 
-DELTA = "codecs/delta.py"
+DELTA, CHAINS = "codecs/delta.py", "codecs/chains.py"
 ZSTD_DICT = "codecs/zstd_dict.py"
 COUNTS = "codecs/references.py"
 DELTA_ENCODE = "codecs/delta_encode_kernels.py"
@@ -14,13 +14,13 @@ GATHERING = "storage/gather_kernels.py"
 CODEC_FAULTS = [
     Fault(
         "a reference frame is renewed in its old place",
-        DELTA,
+        CHAINS,
         "number = self._uses.new()",
         "number = int(self._current[lane]) or self._uses.new()",
     ),
     Fault(
         "records use a reference frame without counting",
-        DELTA,
+        CHAINS,
         "        references = self._current[lanes]\n        self._uses.incref(references)\n",
         "        references = self._current[lanes]\n",
     ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from sb3_extra_buffers.codecs import chains
 from sb3_extra_buffers.codecs import delta_words as delta_format
 from sb3_extra_buffers.gpu_buffers.kernels import (
     LENGTH_BITS,
@@ -36,10 +37,10 @@ from sb3_extra_buffers.gpu_buffers.kernels.gather import (
 
 _KIND_SHIFT = tl.constexpr(delta_format.KIND_SHIFT)
 _COUNT_MASK = tl.constexpr(delta_format.COUNT_MASK)
-_PREVIOUS = tl.constexpr(delta_format.PREVIOUS)
-_REFERENCE = tl.constexpr(delta_format.REFERENCE)
-_ZERO = tl.constexpr(delta_format.ZERO)
-_WHOLE = tl.constexpr(delta_format.WHOLE)
+_PREVIOUS = tl.constexpr(chains.PREVIOUS)
+_REFERENCE = tl.constexpr(chains.REFERENCE)
+_ZERO = tl.constexpr(chains.ZERO)
+_WHOLE = tl.constexpr(chains.WHOLE)
 _NEWER = tl.constexpr(8)
 """The reference of a lane is compared with the frame that came so many frames before the newest one."""
 _REACH = tl.constexpr(256)

@@ -1,0 +1,122 @@
+"""What both record formats of ``delta`` share: a record is a chain of frames that begins at a reference frame.
+
+Every lane has a current reference frame. Records keep the one that they were made with, and reference frames are
+reference-counted.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+
+from sb3_extra_buffers.codecs.base import Bytes, Codec, FrameSpec, Indices, Words
+from sb3_extra_buffers.codecs.references import UseCounts
+from sb3_extra_buffers.compiled import load_kernels
+from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
+
+PREVIOUS, REFERENCE, ZERO, WHOLE = range(4)
+"""What a frame of a chain is made from: the frame before, the reference frame, zeros, or nothing."""
+
+
+class ChainCodec(Codec):
+    """Chains of ``frames_per_record`` frames, and the reference frames that they begin at.
+
+    :param padding: Bytes after each reference frame, so that kernels may read it in vectors.
+    """
+
+    def __init__(self, frame: FrameSpec, frames_per_record: int, padding: int = 0) -> None:
+        super().__init__(frame)
+        if not 1 <= frames_per_record <= 1024:
+            raise ConfigurationError(f"frames_per_record must be from 1 to 1024, not {frames_per_record!r}.")
+        self.frames_per_record = frames_per_record
+        self._n_words = -(-(frame.nbytes + padding) // 4)
+        self._uses = UseCounts()
+        self._frames: Words = np.zeros((1, self._n_words), dtype=np.uint32)
+        # Of each lane: the number of its reference frame, and how many bytes a newer one would have saved so far.
+        self._current = np.zeros(0, dtype=np.int64)
+        self._regret = np.zeros(0, dtype=np.int64)
+
+    @property
+    def reference_frames(self) -> Words:
+        return self._frames
+
+    @property
+    def reference_bytes(self) -> int:
+        return self._frames.nbytes
+
+    def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
+        shape = (self.frames_per_record, self.frame.nbytes)
+        kernels = load_kernels(self._decode_kernels)
+        if kernels is not None:
+            frames = out.reshape(-1, *shape)
+            done = kernels.decode(data, starts, lengths, references, frames, self._frames, *self._kernel_arguments)
+            if done < len(starts):
+                raise CorruptDataError(f"The delta record at byte {starts[done]} does not decode.")
+            return
+        for row, start, length, reference in zip(
+            out, starts.tolist(), lengths.tolist(), references.tolist(), strict=True
+        ):
+            payload = data[start : start + length]
+            if start < 0 or len(payload) != length or not 0 <= reference < len(self._frames):
+                raise CorruptDataError(f"The record at byte {start} lies outside the store or has no reference.")
+            if length == self.record_bytes:
+                row[:] = payload
+            else:
+                row.reshape(shape)[:] = self._decode_by_numpy(payload, self._frames[reference])
+
+    _decode_kernels: str
+    """The module with the kernel ``decode``."""
+
+    @property
+    def _kernel_arguments(self) -> tuple[Any, ...]:
+        """Further arguments of that kernel."""
+        return ()
+
+    @abstractmethod
+    def _decode_by_numpy(self, record: Bytes, reference: Words) -> Bytes:
+        """The frames of one record, which is relative to ``reference``."""
+
+    def release(self, references: Indices) -> None:
+        self._uses.decref(references)
+
+    def count_uses(self, references: Indices) -> bool:
+        used = np.concatenate([references, self._current])
+        if len(used) and (used.min() < 0 or used.max() >= len(self._frames)):
+            return False
+        self._uses.restart(len(self._frames))
+        self._uses.incref(used)
+        return True
+
+    def check(self, references: Indices) -> None:
+        self._uses.check(np.concatenate([references, self._current]))
+        if len(self._uses) > len(self._frames):
+            raise CorruptDataError(f"{len(self._uses)} references are in use, but only {len(self._frames)} exist.")
+
+    def _renew_references(self, first_frames: Bytes, lanes: Indices) -> None:
+        """Where a newer reference would have saved more than its own size, make one of the first frame of a record."""
+        for row in np.flatnonzero(self._regret[lanes] > self.frame.nbytes).tolist():
+            # Frames of zeros fill up stacks after a reset. They are no reason for another reference.
+            if first_frames[row].any():
+                self._renew_reference(int(lanes[row]), first_frames[row])
+
+    def _renew_reference(self, lane: int, frame: Bytes) -> None:
+        number = self._uses.new()
+        if number >= len(self._frames):
+            n_more = 4 + len(self._frames) // 16
+            try:
+                self._frames.resize((len(self._frames) + n_more, self._n_words))  # copies nothing, if the system can
+            except ValueError:  # somebody else refers to the array, or its memory belongs to another
+                more = np.zeros((n_more, self._n_words), dtype=np.uint32)
+                self._frames = np.concatenate([self._frames, more])
+        self._frames[number].view(np.uint8)[: len(frame)] = frame
+        replaced, self._current[lane] = self._current[[lane]], number
+        self._uses.decref(replaced)
+        self._regret[lane] = 0
+
+    def _references_of(self, lanes: Indices) -> Indices:
+        """The current references of ``lanes``, each counted once more."""
+        references = self._current[lanes]
+        self._uses.incref(references)
+        return references
