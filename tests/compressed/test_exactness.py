@@ -87,7 +87,7 @@ class TestValues:
         values = rng.integers(0, np.iinfo(bits).max, size=(STEPS, 30), dtype=bits, endpoint=True)
         info = np.finfo(dtype)
         special = np.array([np.inf, -np.inf, 0.0, -0.0, info.tiny / 2, -info.smallest_subnormal, np.nan], dtype)
-        one_nan = bits.type(special[-1:].view(bits)[0] | 5)
+        one_nan = bits.type(special[-1:].view(bits)[0] | bits.type(5))
         values[:, :7], values[:, 7] = special.view(bits), one_nan
         values[STEPS // 2 :, :20] = values[0, :20]
         assert_same_bits(stored_and_read(values.view(dtype), compression_method=method), values.view(dtype))
