@@ -139,17 +139,17 @@ class HasOneFirst(CompressedReplayBuffer):
 class TestClassesOfUsers:
     def test_may_take_options_of_their_own(self) -> None:
         assert PopsItsOwn(10, VECTOR, ACTIONS, "cpu", mine=3, gamma=0.5).mine == 3
-        assert WritesItsOwn(10, VECTOR, note="x", device="cpu", prefetch=True).note == "x"
+        assert WritesItsOwn(10, VECTOR, note="x", device="cpu", verify=True).note == "x"
         assert HasOneFirst("x", 10, VECTOR, ACTIONS, "cpu").note == "x"
 
     def test_show_ours_too(self) -> None:
         assert {"buffer_size", "gamma", *COMMON} <= inspect.signature(PopsItsOwn).parameters.keys()
-        assert {"note", "prefetch", *COMMON} <= inspect.signature(WritesItsOwn).parameters.keys()
+        assert {"note", *COMMON} <= inspect.signature(WritesItsOwn).parameters.keys()
         assert "note" in inspect.signature(HasOneFirst).parameters
 
     def test_are_named_when_they_pass_on_an_unknown_option(self) -> None:
-        with pytest.raises(ArgumentError, match=r"^WritesItsOwn\(\) got .* 'prefech'\. Did you mean 'prefetch'\?"):
-            WritesItsOwn(10, VECTOR, prefech=True)
+        with pytest.raises(ArgumentError, match=r"^WritesItsOwn\(\) got .* 'verfy'\. Did you mean 'verify'\?"):
+            WritesItsOwn(10, VECTOR, verfy=True)
 
 
 def test_no_suggestion_where_nothing_is_similar() -> None:

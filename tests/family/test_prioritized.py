@@ -228,7 +228,6 @@ def test_wrong_number_of_errors() -> None:
         ("beta", 1.5, "beta must be from 0 to 1, or a schedule, not 1.5"),
         ("epsilon", 0.0, "epsilon must be a number above 0, not 0.0"),
         ("epsilon", np.nan, "epsilon must be a number above 0, not nan"),
-        ("prefetch", True, "prefetch=True is not for"),
     ],
 )
 def test_impossible_options(option: str, value: Any, match: str) -> None:

@@ -72,7 +72,6 @@ class TestArguments:
         [
             {"heap_bytes": 0},
             {"max_slot_bytes": -1},
-            {"prefetch": True},
             {"compression_method": "delta", "compression_kwargs": {"indexed_colour": True}},
         ],
         ids=str,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,21 +79,6 @@ class OneBufferPerKey:
             {key: batch.next_observations for key, batch in batches.items()},
             *batches[key][3:],
         )
-
-
-class Ahead:
-    """What ``prefetch`` promises: each batch is the one that the call before would have given."""
-
-    def __init__(self) -> None:
-        self._ahead: dict[int, Any] = {}
-
-    def next(self, batch_size: int, sample: Callable[[int], Any]) -> Any:
-        batch = self._ahead.pop(batch_size, None) or sample(batch_size)
-        self._ahead[batch_size] = sample(batch_size)
-        return batch
-
-    def forget(self) -> None:
-        self._ahead.clear()
 
 
 class Drawn(NamedTuple):

@@ -128,7 +128,7 @@ def draw_plan(name: Name, path: str | None = None) -> Plan:
         bool(rng.random() < 0.8),
         path,
         "cuda" if path == "cuda" else "cpu",
-        bool(rng.random() < 0.2) and not options.get("prefetch"),
+        bool(rng.random() < 0.2),
     )
 
 
@@ -161,8 +161,6 @@ def _class_options(name: Name, rng: np.random.Generator) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if "Prioritized" in name.buffer:
         options |= {"alpha": float(rng.choice([0.0, 0.6, 1.0])), "beta": 0.4, "n_steps": int(rng.choice([1, 1, 3]))}
-    elif name.buffer in ("CompressedReplayBuffer", "CompressedDictReplayBuffer") and rng.random() < 0.2:
-        options["prefetch"] = True
     return options
 
 

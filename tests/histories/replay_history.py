@@ -11,7 +11,7 @@ import numpy as np
 import torch as th
 
 from tests.histories.history import History, goal_env
-from tests.histories.models import Ahead, OneBufferPerKey, Priorities, model_class, plain
+from tests.histories.models import OneBufferPerKey, Priorities, model_class, plain
 from tests.histories.plans import Plan
 from tests.transitions import assert_same
 
@@ -27,7 +27,6 @@ class ReplayHistory(History):
         self.is_dict = isinstance(self.space.sample(), dict)
         self.is_her = "Her" in name.buffer
         self.optimized = bool(plan.shared_options.get("optimize_memory_usage"))
-        self.ahead = Ahead() if plan.options.get("prefetch") else None
         self.home = folder / "home"
         self.model = self._make_model()
         self.priorities: Priorities | None = None
@@ -65,12 +64,11 @@ class ReplayHistory(History):
             self.add_some: 20.0,
             self.sample: 10.0,
             self.index: 4.0,
-            self.reset: 0.15 if self.ahead is None else 1.5,
+            self.reset: 0.15,
             self.assign_device: 0.3,
         }
-        # A batch that was drawn ahead may be read before or after this.
-        # And kernels gather fields only as long as nobody has asked for the arrays.
-        if self.ahead is None and self.plan.path != "kernels":
+        # Kernels gather fields only as long as nobody has asked for the arrays.
+        if self.plan.path != "kernels":
             operations[self.end_episodes] = 0.5
         if self.plan.writes_by_index:
             operations[self.write_by_index] = 2.0
@@ -122,8 +120,6 @@ class ReplayHistory(History):
             buffer.reset()
         if self.priorities is not None:
             self.priorities.cleared()
-        if self.ahead is not None:
-            self.ahead.forget()
 
     def write_by_index(self) -> None:
         """Slots and environments in no order, the newest slot most often."""
@@ -159,7 +155,7 @@ class ReplayHistory(History):
             return
         seed = self.seeded()
         np.random.seed(seed)
-        theirs = self.ahead.next(size, self.model.sample) if self.ahead else self.model.sample(size)
+        theirs = self.model.sample(size)
         drawn = np.random.random()
         np.random.seed(seed)
         ours = self.subject.sample(size)
@@ -217,12 +213,9 @@ class ReplayHistory(History):
             np.testing.assert_allclose(self.subject._tree[places], self.priorities.values, rtol=1e-12)
 
     def go_on_with(self, other: Any) -> None:
-        before = self.subject
         if self.is_her and other.env is None:
             other.set_env(goal_env(self))
         super().go_on_with(other)
-        if self.ahead is not None and self.subject is not before:
-            self.ahead.forget()
 
     # On disk
 
@@ -260,8 +253,6 @@ class ReplayHistory(History):
         self.subject = self._load(self.home) if self.rng.random() < 0.5 else self._make_subject()
         self._watch_flushes()
         self.compare_everything()
-        if self.ahead is not None:
-            self.ahead.forget()
 
     def _load(self, path: Path) -> Any:
         env = {"env": goal_env(self)} if self.is_her else {}

@@ -54,7 +54,7 @@ def test_options_are_drawn_in_all_their_variants() -> None:
     plans = [draw_plan(name) for name in map(Name.parse, itertools.islice(names(0), 3000))]
     options = {key for plan in plans for key, value in {**plan.options, **plan.shared_options}.items() if value}
     assert options >= {
-        "compression_method", "compression_kwargs", "frame_stack", "normalize_images", "output_dtype", "prefetch",
+        "compression_method", "compression_kwargs", "frame_stack", "normalize_images", "output_dtype",
         "optimize_memory_usage", "handle_timeout_termination", "n_steps", "copy_info_dict", "verify",
     }  # fmt: skip
     assert {plan.path for plan in plans} >= {"host", "arrays", "tensors"}

@@ -42,12 +42,6 @@ class StorageOptions(CommonOptions, total=False):
     prefer: Preference
 
 
-class ReplayOptions(StorageOptions, total=False):
-    """Options of replay buffers in host memory."""
-
-    prefetch: bool
-
-
 def signature_of(cls: type, root: type) -> inspect.Signature:
     """The arguments of the constructor of ``cls``, with those of its base classes instead of ``**options``.
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -216,11 +215,9 @@ class BaseCompressedBuffer(SaveableBuffer):
             return PlainStore(**arguments)
         return ObservationStore(**arguments)
 
-    def _column(
-        self, column: int, shift: int = 0, guard: Callable[[], AbstractContextManager[None]] = nullcontext
-    ) -> Any:
+    def _column(self, column: int, shift: int = 0) -> Any:
         """A column of all stores, as SB3 expects it: like an array, or a dict of them."""
-        arrays = {key: ObservationArray(store, column, shift, guard) for key, store in self._stores.items()}
+        arrays = {key: ObservationArray(store, column, shift) for key, store in self._stores.items()}
         return arrays if isinstance(self.observation_space, spaces.Dict) else arrays[SINGLE]
 
 

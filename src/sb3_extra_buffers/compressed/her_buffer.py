@@ -14,7 +14,7 @@ from stable_baselines3.her import GoalSelectionStrategy, HerReplayBuffer
 from typing_extensions import Unpack
 
 from sb3_extra_buffers.codecs.base import Indices
-from sb3_extra_buffers.compressed.arguments import ReplayOptions
+from sb3_extra_buffers.compressed.arguments import StorageOptions
 from sb3_extra_buffers.compressed.replay_buffer import CompressedDictReplayBuffer
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.state import Json, SavedState, State, register_decoder, register_encoder
@@ -26,7 +26,7 @@ register_decoder("$goals", lambda name: GoalSelectionStrategy[name])
 class _HerBase(CompressedDictReplayBuffer):
     """Takes the place of ``DictReplayBuffer``, the base class of ``HerReplayBuffer``, and gets our options as well."""
 
-    _options: ReplayOptions
+    _options: StorageOptions
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs, **self._options)
@@ -54,16 +54,12 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _HerBase):
         n_sampled_goal: int = 4,
         goal_selection_strategy: GoalSelectionStrategy | str = "future",
         copy_info_dict: bool = False,
-        **options: Unpack[ReplayOptions],
+        **options: Unpack[StorageOptions],
     ) -> None:
         if optimize_memory_usage:
             raise ConfigurationError(
                 "HER needs the last observation of every episode, which optimize_memory_usage does not keep. Leave it "
                 "out: next observations share the memory of observations anyway."
-            )
-        if options.get("prefetch"):
-            raise ConfigurationError(
-                "prefetch=True is not for CompressedHerReplayBuffer, which draws goals when it samples. Leave it out."
             )
         self._options = options
         super().__init__(

@@ -12,7 +12,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from typing_extensions import Unpack
 
 from sb3_extra_buffers.codecs.base import Indices
-from sb3_extra_buffers.compressed.arguments import ReplayOptions
+from sb3_extra_buffers.compressed.arguments import StorageOptions
 from sb3_extra_buffers.compressed.replay_buffer import CompressedDictReplayBuffer, CompressedReplayBuffer
 from sb3_extra_buffers.errors import ConfigurationError
 
@@ -43,7 +43,7 @@ class CompressedNStepReplayBuffer(CompressedReplayBuffer, NStepReplayBuffer):
         *,
         n_steps: int = 3,
         gamma: float = 0.99,
-        **options: Unpack[ReplayOptions],
+        **options: Unpack[StorageOptions],
     ) -> None:
         if n_steps < 1:
             raise ConfigurationError(f"n_steps must be at least 1, not {n_steps}.")

@@ -26,7 +26,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from typing_extensions import Unpack
 
 from sb3_extra_buffers.codecs.base import Indices
-from sb3_extra_buffers.compressed.arguments import ReplayOptions
+from sb3_extra_buffers.compressed.arguments import StorageOptions
 from sb3_extra_buffers.compressed.nstep_buffer import CompressedDictNStepReplayBuffer, CompressedNStepReplayBuffer
 from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
 from sb3_extra_buffers.compressed.sum_tree import SumTree
@@ -79,7 +79,7 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
         epsilon: float = 1e-6,
         n_steps: int = 1,
         gamma: float = 0.99,
-        **options: Unpack[ReplayOptions],
+        **options: Unpack[StorageOptions],
     ) -> None:
         if not 0 <= alpha <= 1:
             raise ConfigurationError(f"alpha must be from 0 to 1, not {alpha}.")
@@ -87,11 +87,6 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
             raise ConfigurationError(f"beta must be from 0 to 1, or a schedule, not {beta}.")
         if not 0 < epsilon < np.inf:
             raise ConfigurationError(f"epsilon must be a number above 0, not {epsilon}.")
-        if options.get("prefetch"):
-            raise ConfigurationError(
-                "prefetch=True is not for prioritized buffers, where each batch changes the priorities for the next. "
-                "Leave it out."
-            )
         self.alpha = alpha
         self.epsilon = epsilon
         self.progress_remaining = 1.0

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +17,8 @@ from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.compressed.arguments import StorageOptions
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
 from sb3_extra_buffers.compressed.conversion import Conversions
-from sb3_extra_buffers.compressed.prefetch import Prefetcher
 from sb3_extra_buffers.compressed.rows import SINGLE, part_of, row_of
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
-from sb3_extra_buffers.state import SavedState
 from sb3_extra_buffers.storage.base_store import BaseStore
 
 
@@ -32,11 +29,6 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions, ReplayBuffer):
     changes which transitions are sampled, as in SB3.
 
     Further arguments: see :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`.
-
-    :param prefetch: Decode the next batch in the background. Batches are drawn one call earlier than in SB3, so a run
-        is repeatable but differs from a run without prefetching. Batches for ``VecNormalize`` are not prefetched,
-        because its statistics would be out of date. If you assign to rewards, actions or dones, the next batch does
-        not show it yet.
     """
 
     def __init__(
@@ -48,8 +40,6 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions, ReplayBuffer):
         n_envs: int = 1,
         optimize_memory_usage: bool = False,
         handle_timeout_termination: bool = True,
-        *,
-        prefetch: bool = False,
         **options: Unpack[StorageOptions],
     ) -> None:
         if optimize_memory_usage and handle_timeout_termination:
@@ -58,8 +48,6 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions, ReplayBuffer):
                 "Leave out optimize_memory_usage: next observations share the memory of observations anyway."
             )
         self._n_columns = 1 if optimize_memory_usage else 2
-        self.prefetch = prefetch
-        self._prefetcher = Prefetcher() if prefetch else None
         super().__init__(
             buffer_size,
             observation_space,
@@ -73,26 +61,18 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions, ReplayBuffer):
     def _create_state(self) -> None:
         super()._create_state()
         self.optimize_memory_usage = self._n_columns == 1  # not passed to SB3's constructor
-        guard = self._prefetcher.invalidated if self._prefetcher else nullcontext
-        self.observations = self._column(0, guard=guard)
-        following = (0, 1) if self.optimize_memory_usage else (1, 0)
-        self.next_observations = self._column(*following, guard=guard)
+        self.observations = self._column(0)
+        self.next_observations = self._column(0, shift=1) if self.optimize_memory_usage else self._column(1)
 
     _saved_fields: ClassVar[tuple[str, ...]] = ("actions", "rewards", "dones", "timeouts")
-    _rebuilt: ClassVar[tuple[str, ...]] = ("next_observations", "_prefetcher")
+    _rebuilt: ClassVar[tuple[str, ...]] = ("next_observations",)
 
     def _arguments(self) -> dict[str, Any]:
         return {**super()._arguments(), "buffer_size": self.buffer_size * self.n_envs}
 
-    def _restore(self, state: SavedState) -> None:
-        with self._prefetcher.invalidated() if self._prefetcher else nullcontext():
-            super()._restore(state)
-
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]]) -> None:
         if self._folder is not None:
             self._folder.before_adding(self)
-        if self._prefetcher is not None:
-            self._prefetcher.wait()  # batches that were drawn before this step are read before it
         # SB3's own method would copy every observation twice before it reaches the store. This one first checks all
         # values, then stores frames that nothing refers to yet, and then makes the step visible, which cannot fail.
         with self._lock.held:
@@ -137,30 +117,20 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions, ReplayBuffer):
         return row_of(self.timeouts, timeouts)
 
     def reset(self) -> None:
-        with self._prefetcher.invalidated() if self._prefetcher else nullcontext(), self._lock.held:
+        with self._lock.held:
             super().reset()
-
-    def close(self) -> None:
-        if self._prefetcher:
-            self._prefetcher.close()
-        super().close()
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
         self._check_folder()
         if self.size() == 0:
             raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
-        # Not super(): DictReplayBuffer.sample() does not know optimize_memory_usage.
-        if self._prefetcher is None or env is not None:
-            with self._lock.held:  # so that no transition is overwritten between drawing and reading it
-                return ReplayBuffer.sample(self, batch_size, env)
-        batch = self._prefetcher.next(batch_size, self.device, lambda: ReplayBuffer.sample(self, batch_size))
-        return cast(ReplayBufferSamples, batch)
+        with self._lock.held:  # so that no transition is overwritten between drawing and reading it
+            # Not super(): DictReplayBuffer.sample() does not know optimize_memory_usage.
+            return ReplayBuffer.sample(self, batch_size, env)
 
     def _get_samples(self, batch_inds: Indices, env: VecNormalize | None = None) -> Any:
         envs = np.random.randint(0, high=self.n_envs, size=(len(batch_inds),))
-        if self._prefetcher is None or env is not None:
-            return self._samples_at(batch_inds, envs, env)
-        return self._prefetcher.submit(self._samples_at, batch_inds, envs, None)
+        return self._samples_at(batch_inds, envs, env)
 
     def _samples_at(
         self, slots: Indices, envs: Indices, env: VecNormalize | None, last_slots: Indices | None = None

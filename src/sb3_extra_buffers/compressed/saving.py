@@ -19,7 +19,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
 from sb3_extra_buffers.persistence import container
 from sb3_extra_buffers.persistence.container import Container
-from sb3_extra_buffers.persistence.files import as_corrupt, bar, describe, read_arguments, state_file
+from sb3_extra_buffers.persistence.files import REMOVED_ARGUMENTS, as_corrupt, bar, describe, read_arguments, state_file
 from sb3_extra_buffers.persistence.folder import BufferFolder, close_unattended
 from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.locking import BufferLock
@@ -141,9 +141,10 @@ class SaveableBuffer(BaseBuffer):
         pickled = attributes.pop(_PICKLED)
         # Not the constructor of a user's class, which may need other arguments. What it has set is in `attributes`.
         library_class: Any = self._library_class()
+        arguments = {name: value for name, value in pickled["arguments"].items() if name not in REMOVED_ARGUMENTS}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they were shown when the buffer was created
-            library_class.__init__(self, **self._arguments_to_unpickle(pickled["arguments"]), device="cpu")
+            library_class.__init__(self, **self._arguments_to_unpickle(arguments), device="cpu")
         vars(self).update(attributes)
         self._restore(unpickled(pickled["state"]))
         self.device = get_device(pickled["device"])

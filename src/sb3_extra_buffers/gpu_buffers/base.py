@@ -84,10 +84,6 @@ class BaseGpuBuffer(BaseCompressedBuffer):
                 f"Buffers on a device have the compression methods auto, {', '.join(METHODS)}, "
                 f"not {compression_method!r}."
             )
-        if options.get("prefetch"):
-            raise ConfigurationError(
-                "prefetch=True is for buffers in host memory. Leave it out: a device works in the background anyway."
-            )
         if options.get("prefer", "balanced") != "balanced":
             raise ConfigurationError(
                 "prefer is for buffers in host memory. Leave it out, and choose a compression_method on a device."

@@ -31,6 +31,8 @@ _LEAST_FOR_BAR = {"B": 64 << 20, "steps": 10_000}
 _FORBIDDEN_IN_FILES = {"storage", "path", "device"}
 """Arguments that only the caller of ``load()`` may choose: a file could make a buffer write anywhere on the disk."""
 
+REMOVED_ARGUMENTS = {"prefetch"}
+"""Arguments in files and pickles of earlier versions that constructors no longer have."""
 _NUMBERS = ("buffer_size", "n_envs", "gamma", "gae_lambda", "n_steps", "alpha", "epsilon", "n_sampled_goal")
 """Arguments that constructors do not check."""
 _MOST_STEPS = 1 << 20
@@ -82,7 +84,7 @@ def read_arguments(file: Container) -> dict[str, Any]:
             raise CorruptDataError(f"{file.path} is corrupt: {name} is {value!r}, not a number.")
     if arguments.get("n_steps", 1) > _MOST_STEPS:
         raise CorruptDataError(f"{file.path} is corrupt: n_steps is {arguments['n_steps']}, more than {_MOST_STEPS}.")
-    return arguments
+    return {name: value for name, value in arguments.items() if name not in REMOVED_ARGUMENTS}
 
 
 @contextmanager

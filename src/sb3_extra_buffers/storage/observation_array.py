@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -20,22 +18,10 @@ class ObservationArray:
     finds the next observation.
     """
 
-    guard: Callable[[], AbstractContextManager[None]] = nullcontext  # for pickles of 1.0.0.dev0, which have none
-
-    def __init__(
-        self,
-        store: BaseStore,
-        column: int = 0,
-        shift: int = 0,
-        guard: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> None:
-        """
-        :param guard: Entered while observations are assigned.
-        """
+    def __init__(self, store: BaseStore, column: int = 0, shift: int = 0) -> None:
         self.store = store
         self.column = column
         self.shift = shift
-        self.guard = guard
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -68,10 +54,6 @@ class ObservationArray:
         return found[(*[slice(None)] * len(shape), *rest)] if rest else found
 
     def __setitem__(self, key: Any, observations: npt.ArrayLike) -> None:
-        with self.guard():
-            self._assign(key, observations)
-
-    def _assign(self, key: Any, observations: npt.ArrayLike) -> None:
         if isinstance(key, int | np.integer) and not self.shift:
             self.store.write(self.column, range(len(self))[key], self.store.checked(observations))
             return

@@ -30,13 +30,6 @@ BUFFER_FAULTS = [
         "following = (0, np.minimum(last_slots + 1, self.buffer_size - 1)) if self.optimize_memory_usage",
     ),
     Fault(
-        "a batch that was drawn before a reset is given out after it",
-        "compressed/prefetch.py",
-        "        self.wait()\n        self.forget()\n        yield",
-        "        self.wait()\n        yield",
-        ("CompressedReplayBuffer", "CompressedDictReplayBuffer"),
-    ),
-    Fault(
         "an n-step return goes on past the newest transition",
         "compressed/nstep_buffer.py",
         "is_last = (window[0] == (self.pos - 1) % self.buffer_size)",
