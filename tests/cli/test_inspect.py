@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gymnasium import spaces
-from PIL import Image
 
 from sb3_extra_buffers.compressed import CompressedReplayBuffer
 from tests.cli.commands import error_of, run
@@ -25,15 +24,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_saved_buffer_is_described_and_its_frames_drawn(saved: Path, tmp_path: Path) -> None:
-    sheet = tmp_path / "frames.png"
-    printed = run("inspect", saved, "--png", sheet, "--frames", "6").stdout
+def test_a_saved_buffer_is_described(saved: Path) -> None:
+    printed = run("inspect", saved).stdout
     assert "CompressedReplayBuffer" in printed
     assert "240 of 400, from 2 environments" in printed
     assert "checksums       all right" in printed
-    with Image.open(sheet) as image:
-        assert image.width >= 40
-        assert len(np.unique(np.asarray(image))) > 2
 
 
 def test_damage_is_named_and_is_an_error(saved: Path, tmp_path: Path) -> None:

@@ -1,17 +1,14 @@
-"""Reports of files, and sheets of their frames."""
+"""Reports of files."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from gymnasium import spaces
 
-from sb3_extra_buffers.compressed import BaseCompressedBuffer
-from sb3_extra_buffers.errors import ConfigurationError, FileFormatError
-from sb3_extra_buffers.persistence.inspection import contact_sheet, inspect_file
-from tests.persistence.buffers import ALL_CLASSES, DICT, N_ENVS, SLOTS, add, make, steps_for
+from sb3_extra_buffers.errors import FileFormatError
+from sb3_extra_buffers.persistence.inspection import inspect_file
+from tests.persistence.buffers import ALL_CLASSES, N_ENVS, SLOTS, add, make, steps_for
 
 
 def saved(path: Path, name: str, count: int = 30, **kwargs: object) -> Path:
@@ -67,41 +64,3 @@ def test_other_files(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("something else")
     with pytest.raises(FileFormatError):
         inspect_file(tmp_path / "file")
-
-
-@pytest.mark.parametrize(
-    ("space", "frame"),
-    [
-        (spaces.Box(0, 255, (4, 8, 9), np.uint8), (8, 9)),
-        (spaces.Box(0, 255, (8, 9, 3), np.uint8), (8, 9)),
-        (spaces.Box(0, 255, (3, 8, 9), np.uint8), (8, 9)),
-        (spaces.Box(0, 255, (8, 9), np.uint8), (8, 9)),
-    ],
-)
-def test_a_sheet_of_frames(space: spaces.Space, frame: tuple[int, int], tmp_path: Path) -> None:
-    image = pytest.importorskip("PIL.Image")
-    path = saved(tmp_path / "buffer", "CompressedReplayBuffer", 2 * SLOTS, space=space)
-    contact_sheet(BaseCompressedBuffer.load(path, mmap=True), tmp_path / "sheet.png", count=12)
-    sheet = np.asarray(image.open(tmp_path / "sheet.png"))
-    assert sheet.shape == (4 * frame[0] + 3 * 2, 3 * frame[1] + 2 * 2, 3)
-    buffer = make("CompressedReplayBuffer", space=space)
-    for step in steps_for(buffer, 2 * SLOTS):
-        buffer.add(*step)
-    newest = buffer.observations[buffer.pos - 1, N_ENVS - 1].reshape(-1, 8, 9)
-    if space.shape == (8, 9, 3):
-        newest = newest.reshape(8, 9, 3).transpose(2, 0, 1)
-    corner = sheet[-frame[0] :, -frame[1] :]
-    np.testing.assert_array_equal(corner, np.repeat(newest[-1][..., None], 3, axis=-1))
-
-
-def test_sheets_that_cannot_be(tmp_path: Path) -> None:
-    pytest.importorskip("PIL.Image")
-    with pytest.raises(ConfigurationError, match="is empty"):
-        contact_sheet(make("CompressedReplayBuffer"), tmp_path / "sheet.png")
-    vectors = saved(tmp_path / "b", "CompressedReplayBuffer", space=DICT["a/vector~"])
-    with pytest.raises(ConfigurationError, match="are not images"):
-        contact_sheet(BaseCompressedBuffer.load(vectors), tmp_path / "sheet.png")
-    both = saved(tmp_path / "c", "CompressedDictReplayBuffer")
-    with pytest.raises(ConfigurationError, match=r"no images of key 'x'. Keys with images: \['image'\]"):
-        contact_sheet(BaseCompressedBuffer.load(both), tmp_path / "sheet.png", key="x")
-    contact_sheet(BaseCompressedBuffer.load(both), tmp_path / "sheet.png")

@@ -1,4 +1,4 @@
-"""Reports about saved buffers, and images of their frames."""
+"""What is in a saved buffer, without loading it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import get_obs_shape
 
-from sb3_extra_buffers.codecs.availability import require
-from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.persistence.container import Container
 from sb3_extra_buffers.persistence.files import as_corrupt, bar, state_file
 from sb3_extra_buffers.persistence.manifest import VERSION, StoredArray
 from sb3_extra_buffers.state import decode
 from sb3_extra_buffers.storage.usage import readable
-
-_GAP = 2
-_MOST_CHANNELS = 4
 
 
 @dataclass(frozen=True)
@@ -139,55 +132,3 @@ def _method(store: dict[str, Any]) -> str:
         return "none"
     stack = store["layout"]["stack"]
     return f"{store['method']}, {stack} frames each" if stack > 1 else str(store["method"])
-
-
-def contact_sheet(buffer: Any, png: str | Path, count: int = 40, key: str | None = None) -> None:
-    """Write a PNG image with the newest frames of ``count`` observations, spread evenly from the oldest to the newest.
-
-    :param buffer: A buffer, such as one that was loaded with ``mmap=True``.
-    :param key: Which observations of a Dict space; by default the first that are images.
-    """
-    image = require("PIL.Image", "A contact sheet", "video")
-    store = buffer._stores[_image_key(buffer, key)]
-    n_slots, n_envs = buffer.size(), buffer.n_envs
-    if not n_slots:
-        raise ConfigurationError("The buffer is empty: there are no frames to show.")
-    oldest = buffer.pos if buffer.full else 0
-    places = np.linspace(0, n_slots * n_envs - 1, min(count, n_slots * n_envs)).astype(np.int64)
-    slots = (oldest + places // n_envs) % buffer.buffer_size
-    (observations,) = store.read([(0, slots)], places % n_envs)
-    frames = _as_images(observations, store.layout.stack if hasattr(store, "layout") else 1)
-    image.fromarray(_tiled(frames)).save(png)
-
-
-def _image_key(buffer: Any, key: str | None) -> str:
-    images = [name for name, store in buffer._stores.items() if len(store.shape) in (2, 3) and store.dtype == np.uint8]
-    if key is not None and key not in images:
-        raise ConfigurationError(f"There are no images of key {key!r}. Keys with images: {images}.")
-    if not images:
-        raise ConfigurationError("The observations of this buffer are not images, so there is nothing to show.")
-    return images[0] if key is None else key
-
-
-def _as_images(observations: npt.NDArray[Any], stack: int) -> npt.NDArray[np.uint8]:
-    """The newest frame of each observation, as RGB."""
-    images = np.clip(observations, 0, 255).astype(np.uint8)
-    if images.ndim == 3:
-        images = images[..., None]
-    if images.shape[1] < min(images.shape[2:]) or images.shape[1] == stack:  # channels first
-        images = images.transpose(0, 2, 3, 1)
-    channels = images.shape[-1] // stack if images.shape[-1] % stack == 0 else images.shape[-1]
-    images = images[..., -channels:]
-    return images[..., :3] if images.shape[-1] in (3, _MOST_CHANNELS) else np.repeat(images[..., -1:], 3, axis=-1)
-
-
-def _tiled(frames: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """All frames in one image that is about as high as wide, row by row."""
-    n, height, width = frames.shape[:3]
-    columns = max(1, round(math.sqrt(n * height / width)))
-    rows = -(-n // columns)
-    sheet = np.full((rows * (height + _GAP), columns * (width + _GAP), 3), 64, dtype=np.uint8)
-    for number, frame in enumerate(frames):
-        top, left = number // columns * (height + _GAP), number % columns * (width + _GAP)
-        sheet[top : top + height, left : left + width] = frame
-    return sheet[:-_GAP, :-_GAP]
