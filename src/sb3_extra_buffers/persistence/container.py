@@ -154,8 +154,9 @@ def write(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, Value], prog
     before = _usable(path)
     try:
         if before is None:
-            return _write_anew(path, meta, arrays, progress)
-        return _append(path, before, meta, arrays, progress)
+            return _write_new_file(path, meta, arrays, progress)
+        with path.open("r+b") as file:
+            return _append(file, before, meta, arrays, progress)
     except OSError as error:
         raise SaveError(
             f"{path} could not be written: {error.strerror or error}. Its last complete save is still valid."
@@ -172,59 +173,51 @@ def _usable(path: Path) -> Container | None:
         return None
 
 
-def _write_anew(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, Value], progress: Progress | None) -> int:
+def _write_new_file(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, Value], progress: Progress | None) -> int:
     # Always the same name, so that the next save replaces the file that a killed process has left behind.
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
         with create(unfinished) as file:
-            file.write(bytes(HEADER_BYTES))
-            writer = _Writer(file, {}, progress)
-            manifest = writer.write(meta, arrays)
-            _write_header(file, _write_manifest(file, manifest, 1))
+            written = _append(file, None, meta, arrays, progress)
         unfinished.replace(path)
         sync_directory(path.parent)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
-    return writer.written + len(manifest)
+    return written
 
 
 def _append(
-    path: Path, before: Container, meta: Mapping[str, Any], arrays: Mapping[str, Value], progress: Progress | None
+    file: BinaryIO,
+    before: Container | None,
+    meta: Mapping[str, Any],
+    arrays: Mapping[str, Value],
+    progress: Progress | None,
 ) -> int:
-    known = {block.digest: block for stored in before.arrays.values() for block in stored.blocks if block is not None}
-    with path.open("r+b") as file:
-        file.truncate(before.end)  # removes what a killed process may have left behind
-        file.seek(before.end)
-        try:
-            writer = _Writer(file, known, progress)
-            manifest = writer.write(meta, arrays)
-            if manifest == before.text:
-                sync(file)  # nothing has changed, but the last save may have been killed before this
-                return 0
-            header = _write_manifest(file, manifest, before.generation + 1)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                file.truncate(before.end)
-            raise
-        _write_header(file, header)  # from here on never truncate: the header on disk may be the old or the new one
-    return writer.written + len(manifest)
-
-
-def _write_manifest(file: BinaryIO, manifest: bytes, generation: int) -> bytes:
-    """Write the manifest after the blocks, and sync both to disk. Returns the header."""
-    offset = file.tell()
-    file.write(manifest)
-    sync(file)
-    header = HEADER.pack(MAGIC, VERSION, 0, generation, offset, len(manifest), xxhash.xxh3_128_digest(manifest))
-    return header + xxhash.xxh3_128_digest(header)
-
-
-def _write_header(file: BinaryIO, header: bytes) -> None:
-    """Make the manifest that was written before, and is on disk, the valid one."""
+    """Append blocks and a manifest to the container ``before``, or to a new file, and make the manifest valid."""
+    stored = [] if before is None else [block for array in before.arrays.values() for block in array.blocks]
+    end, generation = (HEADER_BYTES, 0) if before is None else (before.end, before.generation)
+    file.truncate(end)  # removes what a killed process may have left behind
+    file.seek(end)
+    try:
+        writer = _Writer(file, {block.digest: block for block in stored if block is not None}, progress)
+        manifest = writer.write(meta, arrays)
+        if before is not None and manifest == before.text:
+            sync(file)  # nothing has changed, but the last save may have been killed before this
+            return 0
+        offset = file.tell()
+        file.write(manifest)
+        sync(file)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            file.truncate(end)
+        raise
+    # From here on never truncate: the header on disk may be the old or the new one.
+    header = HEADER.pack(MAGIC, VERSION, 0, generation + 1, offset, len(manifest), xxhash.xxh3_128_digest(manifest))
     file.seek(0)
-    file.write(header)
+    file.write(header + xxhash.xxh3_128_digest(header))
     sync(file)
+    return writer.written + len(manifest)
 
 
 class _Writer:

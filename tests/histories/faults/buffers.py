@@ -14,8 +14,8 @@ BUFFER_FAULTS = [
     Fault(
         "the second save leaves the old header",
         "persistence/container.py",
-        "        _write_header(file, header)  # from here on never truncate",
-        "        sync(file)  # from here on nothing may be taken away",
+        "    file.write(header + xxhash.xxh3_128_digest(header))",
+        "    file.write(header + xxhash.xxh3_128_digest(header) if before is None else b'')",
     ),
     Fault(
         "a full buffer does not say so",
