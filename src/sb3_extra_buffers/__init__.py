@@ -6,6 +6,8 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from sb3_extra_buffers.compatibility import old_name, serve_old_names
+
 if TYPE_CHECKING:
     from sb3_extra_buffers.compressed import (
         CompressedDictNStepReplayBuffer,
@@ -47,12 +49,13 @@ __all__ = [
 
 # Silent unless the program that uses the library asks for its messages.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
+serve_old_names(__name__)
 
 
 def __getattr__(name: str) -> Any:
     # On first use, because they import torch and SB3, which takes seconds.
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return old_name(__name__, name, stacklevel=3)
     package = "gpu_buffers" if name.startswith("Gpu") else "compressed"
     return getattr(import_module(f"{__name__}.{package}"), name)
 

@@ -47,7 +47,7 @@ BOTH = pytest.mark.parametrize("buffer_class", [CompressedReplayBuffer, Compress
         ({"compression_method": ""}, UnknownMethodError, ["''"]),
         ({"compression_method": 5}, UnknownMethodError, ["5", "string"]),
         ({"compression_method": "gzip10"}, LevelError, ["10", "gzip", "0..9"]),
-        ({"compression_method": "zstd0"}, LevelError, ["0", "-100..-1 and 1..22"]),
+        ({"compression_method": "zstd23"}, LevelError, ["23", "-100..-1 and 1..22"]),
         ({"compression_method": "rle/3"}, LevelError, ["'rle'", "no levels"]),
         (
             {"compression_method": "gzip", "compression_kwargs": {"compresslevel": 77}},

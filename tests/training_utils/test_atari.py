@@ -51,6 +51,12 @@ def test_several_environments_have_processes_and_seeds_of_their_own() -> None:
     env.close()
 
 
+def test_arguments_for_the_game_and_for_the_wrappers() -> None:
+    env = make_env(PONG, 1, full_action_space=True, env_kwargs={"mode": 0}, wrapper_kwargs={"screen_size": 42})
+    assert (env.action_space.n, env.observation_space.shape) == (18, (4, 42, 42))  # type: ignore[attr-defined]
+    env.close()
+
+
 def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("ale_py", "cv2"):
         with monkeypatch.context() as missing:

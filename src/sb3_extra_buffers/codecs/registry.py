@@ -54,6 +54,8 @@ METHODS: dict[str, Entry] = {
     "zstd-dict": Entry("zstd_dict", "ZstdDictCodec", "zstandard", "zstd"),
 }
 ALIASES = {"rle-old": "rle"}
+_OLD_SHORTHANDS = {"none1": "none", "zstd0": "zstd/3"}
+"""Levels that version 0.5 accepted: ``none`` ignored its level, and 0 was zstd's default."""
 
 _SHORTHAND = re.compile(r"((?:[A-Za-z]+)|(?:[\w\-]+/))(\-?[0-9]+)")
 
@@ -65,6 +67,7 @@ def parse_method(text: str) -> Method:
     """
     if not isinstance(text, str):
         raise UnknownMethodError(f"A compression method is a string, not {text!r}. {_valid_methods()}")
+    text = _OLD_SHORTHANDS.get(text, text)
     name, level = text, None
     if name not in METHODS and name not in ALIASES and name != AUTO:
         match = _SHORTHAND.fullmatch(text)

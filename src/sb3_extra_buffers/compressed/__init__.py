@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sb3_extra_buffers.codecs.availability import has_igzip, has_lz4, has_numba, has_zstd
+from sb3_extra_buffers.compatibility import serve_old_names
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer, DummyCls
 from sb3_extra_buffers.compressed.compatibility import (
     HAS_IGZIP,
@@ -79,6 +80,7 @@ _FROM_CONTRIB = {
     "CompressedRecurrentPPO": "recurrent_buffer",
     "CompressedRecurrentRolloutBuffer": "recurrent_buffer",
 }
+serve_old_names(__name__)
 
 
 def __dir__() -> list[str]:

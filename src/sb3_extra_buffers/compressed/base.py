@@ -16,6 +16,7 @@ from stable_baselines3.common.buffers import DictReplayBuffer, DictRolloutBuffer
 from stable_baselines3.common.preprocessing import get_obs_shape, is_image_space
 
 from sb3_extra_buffers.compressed.arguments import check_options, signature_of
+from sb3_extra_buffers.compressed.compatibility import OldAttributes
 from sb3_extra_buffers.compressed.rows import SINGLE
 from sb3_extra_buffers.compressed.saving import SaveableBuffer
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
@@ -31,7 +32,7 @@ from sb3_extra_buffers.storage.usage import MemoryUsage, readable
 Observations = ObservationArray | FlatObservations
 
 
-class BaseCompressedBuffer(SaveableBuffer):
+class BaseCompressedBuffer(OldAttributes, SaveableBuffer):
     """A mixin for SB3's buffer classes that replaces the arrays for observations by compressed stores.
 
     SB3's class does everything else. It never allocates observations, because its constructor gets a space without
@@ -175,7 +176,7 @@ class BaseCompressedBuffer(SaveableBuffer):
 
     def _arguments(self) -> dict[str, Any]:
         recipe, elem_type = self._config.recipe, self._config.elem_type
-        names = inspect.signature(self._library_class()).parameters.keys() - {"device", "storage", "path"}
+        names = inspect.signature(self._library_class()).parameters.keys() - {"device", "storage", "path", "dtypes"}
         return {
             **{name: getattr(self, name) for name in sorted(names) if hasattr(self, name)},
             "compression_method": "auto" if recipe is None else str(recipe.method),

@@ -8,12 +8,15 @@ from __future__ import annotations
 import copy
 import math
 import struct
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from gymnasium import spaces
+from stable_baselines3.common.preprocessing import get_obs_shape
 
 from sb3_extra_buffers.codecs.availability import has_igzip, has_lz4, has_numba, has_zstd
 from sb3_extra_buffers.codecs.base import Codec, FrameSpec
@@ -165,6 +168,54 @@ class CompressedArray(np.ndarray):
             return key
         slot, *rest = key if isinstance(key, tuple) else (key,)
         return (slot, 0, *rest)
+
+
+class OldAttributes:
+    """Attributes that buffers of version 0.5 had."""
+
+    observation_space: Any
+    observations: Any
+    next_observations: Any
+
+    @property
+    def dtypes(self) -> dict[str, Any]:
+        """``elem_type`` and ``runs_type``; of each key in a Dict space."""
+        return self._for_space("dtypes", "find_buffer_dtypes()", lambda shape, dtype: find_buffer_dtypes(shape, dtype))
+
+    @property
+    def flatten_config(self) -> dict[str, Any]:
+        """The number of elements of an observation, and their dtype."""
+        return self._for_space(
+            "flatten_config",
+            "buffer.observation_space",
+            lambda shape, dtype: {"shape": math.prod(shape), "dtype": dtype},
+        )
+
+    def reconstruct_obs(self, idx: int, env_idx: int | None = None) -> Any:
+        """One observation, decoded. A rollout that SB3 has flattened has no ``env_idx``."""
+        _warn("reconstruct_obs()", "buffer.observations[idx, env_idx]")
+        return _at(self.observations, idx if env_idx is None else (idx, env_idx))
+
+    def reconstruct_nextobs(self, idx: int, env_idx: int) -> Any:
+        _warn("reconstruct_nextobs()", "buffer.next_observations[idx, env_idx]")
+        return _at(self.next_observations, (idx, env_idx))
+
+    def _for_space(self, name: str, new: str, function: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+        _warn(name, new, stacklevel=4)
+        space = self.observation_space
+        if isinstance(space, spaces.Dict):
+            return {key: function(get_obs_shape(part), part.dtype) for key, part in space.spaces.items()}
+        return function(get_obs_shape(space), space.dtype)
+
+
+def _warn(old: str, new: str, stacklevel: int = 3) -> None:
+    warnings.warn(f"{old} is deprecated: use {new}.", DeprecationWarning, stacklevel)
+
+
+def _at(observations: Any, key: Any) -> Any:
+    if isinstance(observations, dict):
+        return {name: array[key] for name, array in observations.items()}
+    return observations[key]
 
 
 _HEADER = struct.Struct("<4sQ")

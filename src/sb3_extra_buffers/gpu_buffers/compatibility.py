@@ -306,8 +306,16 @@ def estimate_max_slot_bytes(
     compression_method: str | Method = "rle",
     overalloc_factor: float = OVERALLOC_FACTOR,
     level: int | None = None,
+    *,
+    compresslevel: int | None = None,
+    runs_type: th.dtype | npt.DTypeLike | None = None,
 ) -> int:
-    """Bytes to reserve for one compressed observation."""
+    """Bytes to reserve for one compressed observation.
+
+    :param compresslevel: Another name of ``level``.
+    :param runs_type: Does not change the estimate.
+    """
+    level = compresslevel if level is None else level
     shape = obs_shape if isinstance(obs_shape, Iterable) else (obs_shape,)
     element_bytes = elem_dtype.itemsize if isinstance(elem_dtype, th.dtype) else np.dtype(elem_dtype).itemsize
     raw = math.prod(int(length) for length in shape) * element_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sb3_extra_buffers.compatibility import serve_old_names
 from sb3_extra_buffers.recording.record_buffer import (
     BaseRecordBuffer,
     DummyRecordBuffer,
@@ -21,3 +22,5 @@ __all__ = [
     "RecordCallback",
     "Records",
 ]
+
+serve_old_names(__name__)

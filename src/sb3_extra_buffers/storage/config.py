@@ -78,6 +78,10 @@ class StorageConfig:
             raise ConfigurationError(f"prefer must be 'speed', 'balanced' or 'memory', not {prefer!r}.")
         method = parse_method(compression_method)
         options = {**(compression_kwargs or {}), **(decompression_kwargs or {})}
+        # Version 0.5 took dtypes as options, too. Its zstd had a number of threads.
+        dtypes |= {name: options.pop(name) for name in ("elem_type", "runs_type") if name in options}
+        if method.name == "zstd":
+            options.pop("threads", None)
         if method.name == "auto" and options:
             raise ConfigurationError(
                 f"compression_method='auto' takes no options, but got {sorted(options)}. "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any
 
 import gymnasium as gym
@@ -28,18 +29,20 @@ def make_env(
     :param vec_env_cls: By default, each environment runs in its own process.
     :param framestack: How many frames an observation stacks; 1 or less for none.
     :param seed: Seed of the first environment; the others use the following numbers.
-    :param kwargs: Further arguments of :func:`~stable_baselines3.common.env_util.make_atari_env`.
+    :param kwargs: Further arguments of :func:`~stable_baselines3.common.env_util.make_atari_env`, such as
+        ``wrapper_kwargs``. All others are for ``gymnasium.make``, such as ``full_action_space``.
     """
     if n_envs < 1:
         raise ConfigurationError(f"n_envs must be at least 1, not {n_envs}.")
     require("ale_py", "Atari", "atari")
     require("cv2", "Atari", "atari")
+    of_sb3 = {name: kwargs.pop(name) for name in inspect.signature(make_atari_env).parameters if name in kwargs}
     env: VecEnv = make_atari_env(
         functools.partial(_make_game, env_id),
         n_envs=n_envs,
         seed=seed,
         vec_env_cls=DummyVecEnv if n_envs == 1 else vec_env_cls,
-        **kwargs,
+        **{**of_sb3, "env_kwargs": {**(of_sb3.get("env_kwargs") or {}), **kwargs}},
     )
     if framestack > 1:
         env = VecFrameStack(env, n_stack=framestack)

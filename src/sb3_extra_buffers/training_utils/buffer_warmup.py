@@ -13,9 +13,12 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.her import HerReplayBuffer
 from tqdm import tqdm
 
+from sb3_extra_buffers.compatibility import serve_old_names
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.training_utils.collection import AnyBuffer, Collector
 from sb3_extra_buffers.training_utils.eval_model import Evaluation
+
+serve_old_names(__name__)
 
 
 def warm_up(
