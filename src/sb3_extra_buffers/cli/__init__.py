@@ -1,4 +1,4 @@
-"""The command line, ``sb3-extra-buffers``: one module for each command.
+"""The command line, ``sb3-extra-buffers``: what all commands share, and the shortest two, ``methods`` and ``inspect``.
 
 Commands import what they need when they run, so that ``--help`` and completion answer at once.
 """
@@ -18,10 +18,9 @@ import click
 
 from sb3_extra_buffers import __version__
 from sb3_extra_buffers.cli.bench import bench
+from sb3_extra_buffers.cli.common import table
 from sb3_extra_buffers.cli.demo import demo
 from sb3_extra_buffers.cli.estimate import estimate
-from sb3_extra_buffers.cli.inspect import inspect
-from sb3_extra_buffers.cli.methods import methods
 from sb3_extra_buffers.cli.verify import verify
 from sb3_extra_buffers.errors import ExtraBuffersError
 
@@ -43,7 +42,46 @@ def app(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for command in (bench, estimate, verify, methods, inspect, demo):
+@app.command()
+def methods() -> None:
+    """List the compression methods, and how to install missing ones."""
+    from sb3_extra_buffers.codecs import availability
+    from sb3_extra_buffers.codecs.registry import METHODS, available_methods, codec_class, level_ranges, option_names
+
+    installed = available_methods()
+    rows = []
+    for name in METHODS:
+        levels = codec_class(name).levels
+        options = [option for option in option_names(name) if option != "compresslevel"]
+        is_there = "yes" if name in installed else "no"
+        rows.append((name, is_there, level_ranges(levels) if levels else "-", ", ".join(options) or "-"))
+    click.echo(table(("method", "installed", "levels", "options"), rows, left=4))
+    click.echo('\nThe default, "auto", picks one of the installed methods from the first observations that it sees.')
+    if not availability.has_numba():
+        click.echo('"delta" is many times faster with numba: pip install "sb3-extra-buffers[numba]"')
+    for name, entry in METHODS.items():
+        if name not in installed:
+            install = f'pip install "sb3-extra-buffers[{entry.extra}]"'
+            click.echo(f'"{name}" needs a package that is not installed: {install}')
+
+
+@app.command()
+@click.argument("file", type=click.Path(exists=True, path_type=Path))
+@click.option("--no-checksums", is_flag=True, help="Skip the checksums. Checking them reads the whole file.")
+def inspect(file: Path, no_checksums: bool) -> None:
+    """Show what is in FILE, a saved buffer or the folder of an on-disk buffer.
+
+    The exit code is 1 if it is damaged.
+    """
+    from sb3_extra_buffers.persistence.inspection import inspect_file
+
+    report = inspect_file(file, verify=not no_checksums)
+    click.echo(str(report))
+    if report.damaged:
+        sys.exit(1)
+
+
+for command in (bench, estimate, verify, demo):
     app.add_command(command)
 
 
