@@ -55,14 +55,14 @@ class Source(Protocol):
 
     @property
     def is_mapped(self) -> bool:
-        """Whether large arrays stay in a file until they are accessed."""
+        """Whether large arrays are in a file, which the system loads on access."""
 
     def read(
         self, name: str, progress: Progress | None = None, into: npt.NDArray[np.uint8] | None = None
     ) -> npt.NDArray[Any]:
         """An array, in the zeroed memory ``into`` if that is given."""
 
-    def map(self, name: str) -> Any:
+    def map(self, name: str, progress: Progress | None = None) -> Any:
         """Memory, with an attribute ``data``, that holds an array or loads it on access; ``None``: :meth:`read` it."""
 
 
@@ -83,7 +83,7 @@ class SavedState:
 
     @property
     def is_mapped(self) -> bool:
-        """Whether large arrays stay in the file until they are accessed."""
+        """Whether large arrays are in a file, which the system loads on access."""
         return self._source.is_mapped
 
     def part(self, name: str) -> SavedState:
@@ -129,7 +129,7 @@ class SavedState:
     def array(self, name: str, dtype: npt.DTypeLike, shape: tuple[int | None, ...]) -> npt.NDArray[Any]:
         """An array of this dtype and shape, where ``None`` is any length."""
         path = self._checked_path(name, dtype, shape)
-        mapped = self._source.map(path)
+        mapped = self._source.map(path, self._progress)
         if mapped is None:
             return self._source.read(path, self._progress)
         stored = self._source.arrays[path]
@@ -152,7 +152,7 @@ class SavedState:
 
     def map_bytes(self, name: str) -> Any:
         """Memory that holds an array of bytes or loads it on access, or ``None`` where it is to be read now."""
-        return self._source.map(self._checked_path(name, np.uint8, (None,)))
+        return self._source.map(self._checked_path(name, np.uint8, (None,)), self._progress)
 
     def array_nbytes(self, name: str) -> int:
         return self._source.arrays[self._checked_path(name, np.uint8, (None,))].nbytes

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,8 @@ from gymnasium import spaces
 from sb3_extra_buffers.compressed import CompressedReplayBuffer
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
 from sb3_extra_buffers.persistence import container
-from sb3_extra_buffers.storage.memory import NamelessMemory, PrivateMemory
+from sb3_extra_buffers.storage import memory
+from sb3_extra_buffers.storage.memory import TemporaryMemory
 from tests.methods import METHODS
 from tests.persistence.buffers import SLOTS, add, draw, make, steps_for
 from tests.persistence.memory_probe import N_ENVS, fill, make_buffer
@@ -68,24 +71,23 @@ def assert_equal_contents(one: Any, other: Any) -> None:
         np.testing.assert_array_equal(getattr(one, name)[: one.size()], getattr(other, name)[: one.size()])
 
 
-@pytest.mark.parametrize("nameless", [False, True], ids=["mapped", "copied to a nameless file"])
-def test_it_is_mapped_after_any_number_of_saves(
-    nameless: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if nameless:
-        monkeypatch.setattr(container, "can_map", lambda pieces: False)
+@pytest.mark.parametrize("platform", ["linux", "another"])
+def test_it_is_mapped_after_any_number_of_saves(platform: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only Linux can move the pages of a map. Elsewhere, the bytes are copied to another temporary file."""
+    if platform != "linux":
+        monkeypatch.setattr(memory, "sys", SimpleNamespace(platform=platform))
     rng, buffer, path = np.random.default_rng(0), noise_buffer(), tmp_path / "buffer"
     for number in range(12):
         add_noise([buffer], rng, 90)
         buffer.save(path)
         loaded: Any = CompressedReplayBuffer.load(path, "cpu", mmap=True)
-        assert isinstance(arena_memory(loaded), NamelessMemory if nameless else PrivateMemory)
+        assert isinstance(arena_memory(loaded), TemporaryMemory)
         assert_equal_contents(buffer, loaded)
         if number in (3, 7, 11):
             # Overwritten, wrapped round and grown, it goes on as the one in memory, and the file stays as it was.
             size = len(arena_memory(loaded).data)
             add_noise([twin := CompressedReplayBuffer.load(path, "cpu"), loaded], rng, 700)
-            assert isinstance(arena_memory(loaded), NamelessMemory if nameless else PrivateMemory)
+            assert isinstance(arena_memory(loaded), TemporaryMemory)
             assert len(arena_memory(loaded).data) < 3 * max(size, 800 * 7056)
             assert_equal_contents(twin, loaded)
             assert_equal_contents(buffer, CompressedReplayBuffer.load(path, "cpu"))
@@ -118,7 +120,6 @@ def test_every_method_goes_on_as_in_memory(
     """With small blocks, so that all arrays of a small buffer are mapped, in many pieces."""
     monkeypatch.setattr(container, "BLOCK_BYTES", 4096)
     monkeypatch.setattr("sb3_extra_buffers.persistence.manifest.BLOCK_BYTES", 4096)
-    monkeypatch.setattr(container, "_PAGE", 4096)
     buffer = make(name, compression_method=method)
     transitions = steps_for(buffer, 5 * SLOTS)
     for number, transition in enumerate(transitions[: 3 * SLOTS]):
@@ -145,3 +146,17 @@ def test_a_copy_of_a_buffer_on_disk_uses_dead_bytes_again(tmp_path: Path) -> Non
     copy: Any = CompressedReplayBuffer.load(tmp_path / "file", "cpu")
     add_noise([copy], rng, 1500)
     assert copy._stores[""].frames.arena.nbytes < 3 * 200 * 7056
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_changes_nothing_here(tmp_path: Path) -> None:
+    rng, buffer = np.random.default_rng(0), noise_buffer()
+    add_noise([buffer], rng, 500)
+    buffer.save(tmp_path / "buffer")
+    mapped = CompressedReplayBuffer.load(tmp_path / "buffer", "cpu", mmap=True)
+    child = os.fork()
+    if child == 0:
+        add_noise([mapped], rng, 450)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert_equal_contents(buffer, mapped)

@@ -75,8 +75,8 @@ class SaveableBuffer(BaseBuffer):
         """Load a buffer that :meth:`save` wrote. Safe for untrusted files: no code in them is run.
 
         :param device: Where batches go.
-        :param mmap: Read large arrays from the file when they are needed, without comparing checksums. Changes stay in
-            memory. The file may be saved to or replaced meanwhile, but not changed in any other way.
+        :param mmap: Copy large arrays to an unnamed temporary file in the same folder, from which they are loaded when
+            they are needed, for buffers that are larger than memory. Only what is added takes memory.
         :param env: Must have the spaces of the buffer. ``CompressedHerReplayBuffer`` computes rewards with it.
         """
         path = Path(path)

@@ -7,17 +7,15 @@
 
 An array is cut into blocks of 256 KiB. The manifest, which is JSON, has the dtype and shape of each array, and the
 offset and checksum of each block. Saving again appends the blocks with new checksums and a new manifest. Then it
-overwrites the header, 128 bytes in one write, which makes the new manifest valid. Nothing else is ever overwritten, so
-a process that has mapped the file keeps seeing its old contents. When more than half of the file is out of date,
-everything is written to a new file, which replaces the old one.
+overwrites the header, 128 bytes in one write, which makes the new manifest valid. Nothing else is ever overwritten.
+When more than half of the file is out of date, everything is written to a new file, which replaces the old one.
 
 Bytes after the newest manifest were left behind by a save that did not finish. All other bytes are covered by a
 checksum (XXH3, 128 bits): the header ends with its own, and contains that of the manifest.
 
 All numbers are little-endian. The header is ``MAGIC``, the version (4 bytes), 4 zero bytes, the number of saves, offset
 and length of the manifest (8 bytes each), its checksum (16), zeros, the header's checksum (16). A block is padded with
-zeros to a multiple of 64 bytes, and its checksum covers them. Blocks of zeros are not stored. Blocks of arrays that
-fill at least one begin at multiples of 64 KiB, so that each of them can be mapped to any page.
+zeros to a multiple of 64 bytes, and its checksum covers them. Blocks of zeros are not stored.
 """
 
 from __future__ import annotations
@@ -46,12 +44,9 @@ from sb3_extra_buffers.persistence.manifest import (
     read_manifest,
 )
 from sb3_extra_buffers.state import Progress
-from sb3_extra_buffers.storage.mapping import PrivateMap, can_map
-from sb3_extra_buffers.storage.memory import Memory, NamelessMemory, PartOfBytes, PrivateMemory, zeros
+from sb3_extra_buffers.storage.memory import Memory, PartOfBytes, TemporaryMemory, temporary_file, zeros
 
-_ALIGNMENT = 64
-_PAGE = 1 << 16
-"""A multiple of the pages of every usual machine."""
+_PADDED_TO = 64
 _WORTH_REWRITING = 1 << 20
 
 Bytes = npt.NDArray[np.uint8]
@@ -103,21 +98,21 @@ class Container:
             target[start : start + len(block)] = block
         return array
 
-    def map(self, name: str) -> Memory | None:
-        """The bytes of an array, loaded from the file on access. Changes stay private. Checksums are not compared.
+    def map(self, name: str, progress: Progress | None = None) -> Memory | None:
+        """An array in a temporary file beside this one, loaded from there on access. Changes stay in memory.
 
-        ``None`` if arrays are not to be mapped, or this one is too small for it. If the system cannot map the pieces of
-        the array, it is copied to an unnamed temporary file, which can be mapped.
+        ``None`` if arrays are not to be mapped, or this one is too small for it.
         """
         stored = self.arrays[name]
         if not self.is_mapped or stored.nbytes < BLOCK_BYTES:
             return None
-        pieces = stored.pieces()
-        if can_map(pieces) and all((piece.offset or 0) % _ALIGNMENT == 0 for piece in pieces):
-            return PrivateMemory(PrivateMap(self._file.fileno(), pieces), stored.nbytes)
-        memory = NamelessMemory(self.path.parent, stored.nbytes)
-        self.read(name, into=memory.data)
-        return memory
+        with temporary_file(self.path.parent) as file:
+            file.truncate(stored.nbytes)
+            for start, block in self._blocks(name, progress):
+                file.seek(start)
+                file.write(block)
+            file.flush()
+            return TemporaryMemory(file, self.path.parent)
 
     def verify(self, progress: Progress | None = None) -> list[str]:
         """The names of all damaged arrays."""
@@ -238,22 +233,19 @@ class _Writer:
             array = value.data if isinstance(value, PartOfBytes) else value
             if not DTYPES.fullmatch(array.dtype.str):
                 raise SaveError(f"The array {name!r} is of dtype {array.dtype}, which cannot be saved.")
-            alignment = _PAGE if array.nbytes >= BLOCK_BYTES else _ALIGNMENT
-            blocks = [self._write_block(data, alignment) for data in _cut(value)]
+            blocks = [self._write_block(data) for data in _cut(value)]
             entries[name] = {"dtype": array.dtype.str, "shape": list(array.shape), "blocks": blocks}
-        self._align(_ALIGNMENT)
         return json.dumps({"meta": meta, "arrays": entries}, separators=(",", ":"), allow_nan=False).encode()
 
-    def _write_block(self, block: Bytes | None, alignment: int) -> Block | None:
+    def _write_block(self, block: Bytes | None) -> Block | None:
         if self._progress is not None:
             self._progress(BLOCK_BYTES if block is None else len(block))
         if block is None or not block.any():
             return None
-        data = block.tobytes() + bytes(-len(block) % _ALIGNMENT)
+        data = block.tobytes() + bytes(-len(block) % _PADDED_TO)
         digest = xxhash.xxh3_128_hexdigest(data)
         found = self._known.get(digest)
-        if found is None or found.offset % alignment or not self._is_intact(found, data):
-            self._align(alignment)
+        if found is None or not self._is_intact(found, data):
             found = self._known[digest] = Block(self._file.tell(), digest)
             self._file.write(data)
             self.written += len(data)
@@ -269,11 +261,6 @@ class _Writer:
         finally:
             self._file.seek(end)
 
-    def _align(self, alignment: int) -> None:
-        """Continue at a multiple of ``alignment``. The gap takes no space in most file systems."""
-        at = self._file.tell()
-        self._file.seek(at + -at % alignment)
-
 
 def _cut(value: Value) -> Iterator[Bytes | None]:
     """The blocks of an array; ``None`` for one without live bytes."""
@@ -287,4 +274,4 @@ def _cut(value: Value) -> Iterator[Bytes | None]:
 def _read_block(file: BinaryIO, block: Block, length: int) -> bytes:
     """A block with its padding, or less where the file ends."""
     file.seek(block.offset)
-    return file.read(length + -length % _ALIGNMENT)
+    return file.read(length + -length % _PADDED_TO)

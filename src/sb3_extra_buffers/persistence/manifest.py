@@ -15,7 +15,6 @@ import numpy as np
 import xxhash
 
 from sb3_extra_buffers.errors import CorruptDataError, FileFormatError
-from sb3_extra_buffers.storage.mapping import Piece
 
 MAGIC = b"\x89SB3XB\r\n"
 VERSION = 1
@@ -55,18 +54,6 @@ class StoredArray(NamedTuple):
         for number, block in enumerate(self.blocks):
             start = number * BLOCK_BYTES
             yield block, start, min(BLOCK_BYTES, self.nbytes - start)
-
-    def pieces(self) -> list[Piece]:
-        """The array as pieces of the file, adjacent blocks joined."""
-        joined: list[Piece] = []
-        for block, start, length in self.parts():
-            offset = None if block is None else block.offset
-            last = joined[-1] if joined else None
-            if last is not None and offset == (None if last.offset is None else last.offset + last.length):
-                joined[-1] = last._replace(length=last.length + length)
-            else:
-                joined.append(Piece(start, length, offset))
-        return joined
 
 
 class Manifest(NamedTuple):

@@ -8,7 +8,6 @@ import os
 import stat
 import sys
 import tempfile
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,7 +17,6 @@ import numpy.typing as npt
 
 from sb3_extra_buffers.errors import CorruptDataError, SaveError
 from sb3_extra_buffers.state import SavedState
-from sb3_extra_buffers.storage.mapping import PrivateMap
 
 _PIECE = 1 << 15
 """Bytes in one piece of a pickle. pickle keeps a thousand pieces in memory."""
@@ -49,39 +47,28 @@ class AnonymousMemory:
                 return
             except BufferError:
                 pass
+        self._map, self._data = self._copied(size), None
+
+    def _copied(self, size: int) -> mmap.mmap:
         larger = _map_private(size)
-        data = np.frombuffer(larger, dtype=np.uint8)
         kept = min(size, len(self.data))
-        data[:kept] = self.data[:kept]
-        self._map, self._data = larger, data
+        np.frombuffer(larger, dtype=np.uint8)[:kept] = self.data[:kept]
+        return larger
 
 
-class PrivateMemory:
-    """Bytes of a saved file. Only pages that are changed take memory."""
+class TemporaryMemory(AnonymousMemory):
+    """Bytes of an unnamed temporary file in ``folder``. Only pages that are changed take memory."""
 
-    def __init__(self, mapped: PrivateMap, size: int) -> None:
-        self._mapped = mapped
-        self.data: npt.NDArray[np.uint8] = mapped.view(size)
-
-    def resize(self, size: int) -> None:
-        """Make room for ``size`` bytes, keeping the contents. Unchanged pages stay in the file."""
-        self.data = self._mapped.view(size)
-
-
-class NamelessMemory:
-    """Bytes of an unnamed temporary file, which is deleted when the process ends."""
-
-    def __init__(self, folder: Path, size: int) -> None:
+    def __init__(self, file: BinaryIO, folder: Path) -> None:
         self._folder = folder
-        self._file = _nameless_file(folder)
-        weakref.finalize(self, self._file.close)
-        self.data: npt.NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
-        self.resize(size)
+        self._map = _map_private(os.fstat(file.fileno()).st_size, file.fileno())
+        self._data = None
 
-    def resize(self, size: int) -> None:
-        """Make room for ``size`` bytes, keeping the contents."""
-        _reserve(self._file, max(size, 1), self._folder)
-        self.data = np.frombuffer(mmap.mmap(self._file.fileno(), 0), dtype=np.uint8)
+    def _copied(self, size: int) -> mmap.mmap:
+        with temporary_file(self._folder) as file:
+            file.write(self.data[:size])
+            file.truncate(size)
+            return _map_private(size, file.fileno())
 
 
 class FileMemory:
@@ -115,7 +102,7 @@ class FileMemory:
             self.data = np.frombuffer(self._map, dtype=np.uint8)
 
 
-Memory = AnonymousMemory | PrivateMemory | NamelessMemory | FileMemory
+Memory = AnonymousMemory | FileMemory
 
 
 class PartOfBytes:
@@ -172,12 +159,13 @@ def saved_memory(state: SavedState, name: str, at_least: int) -> tuple[Memory, i
     return memory, size
 
 
-def _map_private(size: int) -> mmap.mmap:
+def _map_private(size: int, descriptor: int = -1) -> mmap.mmap:
+    """Memory of this process alone: zeros, or the bytes of a file that do not change with it."""
     size = max(size, 1)
     if sys.platform == "win32":
-        return mmap.mmap(-1, size)
+        return mmap.mmap(descriptor, size, access=mmap.ACCESS_WRITE if descriptor == -1 else mmap.ACCESS_COPY)
     # Python's default is shared memory, which a forked process could change.
-    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE | (mmap.MAP_ANONYMOUS if descriptor == -1 else 0))
 
 
 def zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -193,13 +181,14 @@ def zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 def zeros_in_file(folder: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """The same in an unnamed temporary file, so that the system can drop it from physical memory."""
-    with _nameless_file(folder) as file:
+    with temporary_file(folder) as file:
         _reserve(file, max(math.prod(shape) * dtype.itemsize, 1), folder)
         mapped = mmap.mmap(file.fileno(), 0)
     return np.frombuffer(mapped, dtype=dtype, count=math.prod(shape)).reshape(shape)
 
 
-def _nameless_file(folder: Path) -> Any:
+def temporary_file(folder: Path) -> Any:
+    """An unnamed file in ``folder``, or elsewhere if nothing can be written there. It ends with its last map."""
     return tempfile.TemporaryFile(dir=folder if os.access(folder, os.W_OK) else None)
 
 

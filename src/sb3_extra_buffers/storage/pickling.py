@@ -78,7 +78,7 @@ class _ArraysInMemory:
         into[: array.nbytes] = array
         return into[: array.nbytes]
 
-    def map(self, name: str) -> Any:
+    def map(self, name: str, progress: Progress | None = None) -> Any:
         return self._memories.get(name)
 
 
