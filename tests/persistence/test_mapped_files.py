@@ -119,7 +119,6 @@ def test_every_method_goes_on_as_in_memory(
 ) -> None:
     """With small blocks, so that all arrays of a small buffer are mapped, in many pieces."""
     monkeypatch.setattr(container, "BLOCK_BYTES", 4096)
-    monkeypatch.setattr("sb3_extra_buffers.persistence.manifest.BLOCK_BYTES", 4096)
     buffer = make(name, compression_method=method)
     transitions = steps_for(buffer, 5 * SLOTS)
     for number, transition in enumerate(transitions[: 3 * SLOTS]):

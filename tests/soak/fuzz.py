@@ -33,8 +33,7 @@ import xxhash
 
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
 from sb3_extra_buffers.errors import ExtraBuffersError
-from sb3_extra_buffers.persistence.container import Container, write
-from sb3_extra_buffers.persistence.manifest import BLOCK_BYTES, HEADER, MAGIC
+from sb3_extra_buffers.persistence.container import BLOCK_BYTES, HEADER, MAGIC, Container, write
 from tests.persistence.buffers import N_ENVS, RGB, SLOTS, add, draw, goal_env, make, steps_for
 
 _AT_ONCE = 40

@@ -22,10 +22,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
+import re
+import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,35 +36,72 @@ import xxhash
 
 from sb3_extra_buffers.errors import CorruptDataError, FileFormatError, SaveError
 from sb3_extra_buffers.persistence.disk import create, sync, sync_directory
-from sb3_extra_buffers.persistence.manifest import (
-    BLOCK_BYTES,
-    DTYPES,
-    HEADER,
-    HEADER_BYTES,
-    MAGIC,
-    VERSION,
-    Block,
-    read_manifest,
-)
 from sb3_extra_buffers.state import Progress
 from sb3_extra_buffers.storage.memory import Memory, PartOfBytes, TemporaryMemory, temporary_file, zeros
 
+MAGIC = b"\x89SB3XB\r\n"
+VERSION = 1
+BLOCK_BYTES = 1 << 18
+
+HEADER = struct.Struct("<8sIIQQQ16s56x")
+HEADER_BYTES = HEADER.size + 16
+"""With its checksum."""
+DTYPES = re.compile(r"[<|][biuf](1|2|4|8|16)")
 _PADDED_TO = 64
 _WORTH_REWRITING = 1 << 20
+_MOST_ZEROS = 16 << 30
+"""Arrays may have this many zeros, which take no space in the file and only address space when they are read."""
+_MOST_REPETITIONS = 256
 
 Bytes = npt.NDArray[np.uint8]
 Value = npt.NDArray[Any] | PartOfBytes
 
 
+class Block(NamedTuple):
+    offset: int
+    digest: str
+
+
+class StoredArray(NamedTuple):
+    """An array in a container. A block that is ``None`` is all zeros."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    blocks: list[Block | None]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(length for block, _, length in self.parts() if block is not None)
+
+    def parts(self) -> Iterator[tuple[Block | None, int, int]]:
+        """Each block with its start in the array and its length, in bytes."""
+        for number, block in enumerate(self.blocks):
+            start = number * BLOCK_BYTES
+            yield block, start, min(BLOCK_BYTES, self.nbytes - start)
+
+
 class Container:
     """A file whose manifest was read and checked. Use :meth:`open` in a ``with`` statement."""
+
+    generation: int
+    """The number of saves."""
+    end: int
+    """The end of the newest manifest. Bytes after it are ignored."""
+    text: bytes
+    """The newest manifest."""
+    meta: dict[str, Any]
+    arrays: dict[str, StoredArray]
 
     def __init__(self, path: Path, file: BinaryIO, is_mapped: bool = False) -> None:
         self.path = path
         self.is_mapped = is_mapped
         """Whether :meth:`map` maps large arrays."""
         self._file = file
-        self.generation, self.end, self.text, self.meta, self.arrays = read_manifest(path, file)
+        self._read_manifest()
 
     @classmethod
     def open(cls, path: Path, mmap: bool = False) -> Container:
@@ -79,6 +119,42 @@ class Container:
 
     def __exit__(self, *exception: object) -> None:
         self._file.close()
+
+    def _read_manifest(self) -> None:
+        """Read the newest manifest. Every value in it is checked."""
+        header = self._file.read(HEADER_BYTES)
+        if not header.startswith(MAGIC):
+            raise FileFormatError(f"{self.path} is not a saved buffer of this library.")
+        if len(header) < HEADER_BYTES:
+            raise CorruptDataError(f"{self.path} ends after {len(header)} bytes: it is not complete.")
+        _, version, _, self.generation, offset, length, digest = HEADER.unpack_from(header)
+        is_intact = xxhash.xxh3_128_digest(header[: HEADER.size]) == header[HEADER.size :]
+        if is_intact and version > VERSION:
+            raise FileFormatError(
+                f"{self.path} is of format version {version}, but this version of sb3-extra-buffers reads up to "
+                f"{VERSION}. Update it: pip install --upgrade sb3-extra-buffers"
+            )
+        if not is_intact or version < 1:
+            raise CorruptDataError(f"{self.path} is damaged: its header does not agree with its checksum.")
+        size = os.fstat(self._file.fileno()).st_size
+        if offset < HEADER_BYTES or offset + length > size:
+            raise CorruptDataError(f"{self.path} has {size} of {offset + length} bytes: it is not complete.")
+        self._file.seek(offset)
+        self.text = self._file.read(length)
+        if xxhash.xxh3_128_digest(self.text) != digest:
+            raise CorruptDataError(f"{self.path} is damaged: its manifest does not agree with its checksum.")
+        self.end = offset + length
+        try:
+            manifest = json.loads(self.text)
+            self.meta = manifest["meta"]
+            self.arrays = {name: _parse_array(entry, self.end) for name, entry in manifest["arrays"].items()}
+            claimed = sum(array.nbytes for array in self.arrays.values())
+            if not isinstance(self.meta, dict):
+                raise ValueError(f"its meta is not a dict: {self.meta!r}")
+            if claimed > _MOST_ZEROS + _MOST_REPETITIONS * self.end:
+                raise ValueError(f"its arrays would have {claimed:,} bytes, but the file has only {self.end:,}")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError, MemoryError) as error:
+            raise CorruptDataError(f"{self.path} is corrupt, in its manifest: {error}.") from error
 
     @property
     def stored_bytes(self) -> int:
@@ -137,6 +213,24 @@ class Container:
                 yield start, np.frombuffer(data, dtype=np.uint8, count=length)
             if progress is not None:
                 progress(length)
+
+
+def _parse_array(entry: Any, end: int) -> StoredArray:
+    dtype, shape = entry["dtype"], entry["shape"]
+    if not isinstance(dtype, str) or not DTYPES.fullmatch(dtype):
+        raise ValueError(f"not a numeric dtype: {dtype!r}")
+    if not isinstance(shape, list) or len(shape) > 16 or not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"not a shape: {shape!r}")
+    blocks = [None if block is None else Block(*block) for block in entry["blocks"]]
+    stored = StoredArray(np.dtype(dtype), tuple(shape), blocks)
+    if len(blocks) != -(-stored.nbytes // BLOCK_BYTES):
+        raise ValueError(f"{len(blocks)} blocks for {stored.nbytes} bytes")
+    for block, _, length in stored.parts():
+        if block is not None and not (
+            type(block.offset) is int and HEADER_BYTES <= block.offset <= end - length and isinstance(block.digest, str)
+        ):
+            raise ValueError(f"a block at offset {block.offset!r} in a file of {end} bytes")
+    return stored
 
 
 def write(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, Value], progress: Progress | None = None) -> int:

@@ -10,9 +10,8 @@ from typing import Any
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import get_obs_shape
 
-from sb3_extra_buffers.persistence.container import Container
+from sb3_extra_buffers.persistence.container import VERSION, Container, StoredArray
 from sb3_extra_buffers.persistence.files import as_corrupt, bar, state_file
-from sb3_extra_buffers.persistence.manifest import VERSION, StoredArray
 from sb3_extra_buffers.state import decode
 from sb3_extra_buffers.storage.usage import readable
 
