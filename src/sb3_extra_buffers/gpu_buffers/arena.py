@@ -1,23 +1,16 @@
-"""Packed bytes with a limit, in host memory and on a torch device.
-
-:class:`DeviceMemory` is memory on a device that can grow. The arenas are the ring of
-:class:`~sb3_extra_buffers.storage.arena.Arena` with a limit, and on such memory.
-"""
+"""Packed bytes with a limit, in host memory and on a torch device: the ring of
+:class:`~sb3_extra_buffers.storage.arena.Arena`."""
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import os
-import sys
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch as th
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.errors import CapacityError
+from sb3_extra_buffers.gpu_buffers.driver import DeviceMemory
 from sb3_extra_buffers.gpu_buffers.transfer import copy_into, to_device
 from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.state import SavedState
@@ -25,129 +18,7 @@ from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.frame_store import FrameStore, numbers_from
 
 _SMALLEST_STEP = 1 << 16
-_PIECE = 2 << 20
-"""CUDA maps memory in pieces of this size."""
-_LARGE = 2 * _PIECE
-"""Memory of this size grows in place."""
 _MOVED_AT_ONCE = 1 << 24
-
-
-class DeviceMemory:
-    """Bytes on a device that grow in place, where CUDA allows it.
-
-    Torch would copy them to a larger piece of memory each time, and keep the old ones, which add up to many times what
-    is in use.
-    """
-
-    def __init__(self, device: th.device) -> None:
-        self.bytes = th.empty(0, dtype=th.uint8, device=device)
-        """All of it as a tensor."""
-        self._addresses: _Addresses | None = None
-
-    def __len__(self) -> int:
-        return self.bytes.shape[0]
-
-    def grow(self, size: int) -> None:
-        """Make it larger. Bytes keep their places; those that are added are uninitialised."""
-        smaller, device = self.bytes, self.bytes.device
-        if self._addresses is not None:
-            self.bytes = self._addresses.tensor(size)
-            return
-        if device.type == "cuda" and size >= _LARGE and _driver() is not None:
-            self._addresses = _Addresses(device)
-            self.bytes = self._addresses.tensor(size)
-        else:
-            self.bytes = smaller.new_empty(size)
-        self.bytes[: len(smaller)] = smaller
-
-
-class _Location(ctypes.Structure):
-    _fields_ = (("kind", ctypes.c_int), ("number", ctypes.c_int))
-
-
-class _Properties(ctypes.Structure):
-    """CUmemAllocationProp."""
-
-    _fields_ = (
-        ("kind", ctypes.c_int),
-        ("handles", ctypes.c_int),
-        ("location", _Location),
-        ("win32", ctypes.c_void_p),
-        ("flags", ctypes.c_ubyte * 8),
-    )
-
-
-class _Access(ctypes.Structure):
-    """CUmemAccessDesc."""
-
-    _fields_ = (("location", _Location), ("flags", ctypes.c_int))
-
-
-class _Addresses:
-    """A range of addresses of a GPU, to whose beginning memory has been added."""
-
-    _process: int | None = None
-    """``None`` until the constructor is through."""
-
-    def __init__(self, device: th.device) -> None:
-        self._device = device
-        self._size = 0
-        location = _Location(1, device.index)  # a device
-        self._properties = _Properties(kind=1, location=location)  # pinned, which is all there is
-        self._access = _Access(location, 3)  # to read and to write
-        # More than will ever fit in. Addresses take no memory.
-        self._range = -(-th.cuda.get_device_properties(device).total_memory // _PIECE) * _PIECE
-        address = ctypes.c_uint64()
-        _call("cuMemAddressReserve", ctypes.byref(address), _size(self._range), _size(0), _size(0), _size(0))
-        self._begin = address.value
-        self._process = os.getpid()
-
-    def tensor(self, size: int) -> th.Tensor:
-        """The first ``size`` bytes, for which memory is added if necessary."""
-        missing = -(-(size - self._size) // _PIECE) * _PIECE
-        if missing > 0:
-            handle, target = ctypes.c_uint64(), _size(self._begin + self._size)
-            create = "cuMemCreate", ctypes.byref(handle), _size(missing), ctypes.byref(self._properties), _size(0)
-            if not _call(*create, may_fail=True):
-                th.cuda.empty_cache()  # what torch has kept for later
-                _call(*create)
-            _call("cuMemMap", target, _size(missing), _size(0), handle, _size(0))
-            _call("cuMemRelease", handle)  # it stays as long as it is mapped
-            _call("cuMemSetAccess", target, _size(missing), ctypes.byref(self._access), _size(1))
-            self._size += missing
-        interface = {"shape": (size,), "typestr": "|u1", "data": (self._begin, False), "version": 3}
-        # The tensor refers to this object, and so to the memory.
-        holder = type("Array", (), {"__cuda_array_interface__": interface, "memory": self})()
-        tensor: th.Tensor = th.as_tensor(holder, device=self._device)
-        return tensor
-
-    def __del__(self) -> None:
-        # A forked child has no device. At the end of a process, CUDA may be gone already.
-        if self._process == os.getpid() and not sys.is_finalizing():
-            th.cuda.synchronize(self._device)  # until then kernels may use it
-            if self._size:
-                _call("cuMemUnmap", _size(self._begin), _size(self._size))
-            _call("cuMemAddressFree", _size(self._begin), _size(self._range))
-
-
-_size = ctypes.c_uint64
-
-
-@functools.cache
-def _driver() -> Any:
-    """CUDA's driver, if it can be called."""
-    try:
-        return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
-    except OSError:
-        return None
-
-
-def _call(name: str, *arguments: Any, may_fail: bool = False) -> bool:
-    """Call a function of CUDA's driver. Returns whether that has succeeded."""
-    code = getattr(_driver(), name)(*arguments)
-    if code and not may_fail:
-        raise th.cuda.OutOfMemoryError(f"CUDA has no memory left for a buffer: {name} failed with error {code}.")
-    return not code
 
 
 class HeapBudget:

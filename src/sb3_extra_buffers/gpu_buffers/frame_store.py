@@ -19,8 +19,9 @@ import torch as th
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.errors import CapacityError
-from sb3_extra_buffers.gpu_buffers.arena import CappedFrameStore, DeviceArena, DeviceMemory, HeapBudget
+from sb3_extra_buffers.gpu_buffers.arena import CappedFrameStore, DeviceArena, HeapBudget
 from sb3_extra_buffers.gpu_buffers.device_codecs import DeviceCodec, DeviceDelta
+from sb3_extra_buffers.gpu_buffers.driver import DeviceMemory
 from sb3_extra_buffers.gpu_buffers.kernels import (
     LENGTH_BITS,
     REPORT_HEADER,
@@ -140,8 +141,10 @@ class DeviceFrameStore(CappedFrameStore):
         self._appended += len(observations.parts)
         which = self._all_lanes if lanes is None else upload(lanes, self.device)
         kernel_module("append").append_observations(
-            self.tensors, which, *observations, ends, slots, self._progress.words, self._appended, fields
+            self.tensors, which, observations, ends, slots, self._progress.words, self._appended, fields
         )
+        if lanes is None:
+            self.staging.note_appended()
 
     # Encoding
 
@@ -262,6 +265,7 @@ class DeviceFrameStore(CappedFrameStore):
             super().clear()
             self.send_numbers()
             self.tensors.known.zero_()
+            self.staging.forget()
 
     # Between host and device
 
@@ -357,6 +361,7 @@ class DeviceFrameStore(CappedFrameStore):
         # The host's ring has the shape of the device's, but no frames.
         self.ring = np.empty((self.n_lanes, n_frames, 0), dtype=np.uint8)
         self._all_lanes = upload(np.arange(self.n_lanes), self.device)
+        self.staging.forget()
         self._table_memory = DeviceMemory(self.device)
         self._index_is_stale = True
 

@@ -315,7 +315,7 @@ class DenseObservationStore(DeviceStore):
         pass  # there is room for everything
 
     def write_step(self, places: list[tuple[int, int]], step: Step, fields: FieldRow | None = None) -> None:
-        parts, (pixels, chunk, item) = step.parts
+        parts, (pixels, chunk, item), _ = step.parts
         for (column, slot), part in zip(places, parts, strict=True):
             target = self.values[column, slot].view(-1)
             rows = part.view(-1)[: target.numel()]

@@ -69,24 +69,29 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
             tensors = self._field_tensors(action, reward, done, infos)
             if tensors is None:
                 self._prepare_fields(action, reward, done, infos)
-            pos, stream, stores = self.pos, self._last_stream, self._device_stores
-            steps = [
-                (store, store.checked_step((part_of(obs, key), part_of(next_obs, key)), stream))
-                for key, store in stores.items()
-            ]
-            for store in stores.values():
-                store.prepare(2, pos)
+            pos, steps = self.pos, self._prepared_steps(obs, next_obs)
             try:
                 self._write_all(pos, steps, tensors)
             except BaseException:
                 # Once more, since it does no harm: a transition is there as a whole, or not at all.
-                for store in stores.values():
-                    store.prepare(2, pos)
-                self._write_all(pos, steps, tensors)
+                self._write_all(pos, self._prepared_steps(obs, next_obs), tensors)
                 raise
+
+    def _prepared_steps(self, obs: Any, next_obs: Any) -> list[tuple[DeviceStore, Step]]:
+        """Observations on the device, with room for them in every store."""
+        stream, stores = self._last_stream, self._device_stores
+        steps = [
+            (store, store.checked_step((part_of(obs, key), part_of(next_obs, key)), stream))
+            for key, store in stores.items()
+        ]
+        for store in stores.values():
+            store.prepare(2, self.pos)
+        return steps
 
     def _field_tensors(self, action: Any, reward: Any, done: Any, infos: Any) -> dict[str, th.Tensor] | None:
         """The fields of a transition if all of them are tensors on the device, which then need not leave it."""
+        if not isinstance(reward, th.Tensor):
+            return None
         fields = {"actions": action, "rewards": reward, "dones": done}
         if self.handle_timeout_termination:
             fields["timeouts"] = infos.get(_TIMEOUT) if isinstance(infos, dict) else None
@@ -105,7 +110,7 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
             if isinstance(infos, dict):
                 prepared["timeouts"][...] = _as_array(infos.get(_TIMEOUT, False))
             else:
-                prepared["timeouts"][...] = np.array([info.get(_TIMEOUT, False) for info in infos])
+                prepared["timeouts"][...] = [info.get(_TIMEOUT, False) for info in infos]
 
     def _write_all(self, pos: int, steps: list[tuple[DeviceStore, Step]], tensors: dict[str, th.Tensor] | None) -> None:
         """Store a transition, for which there is room. Its fields are in ``tensors``, or were prepared on the host."""

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import torch as th
 
-from sb3_extra_buffers.gpu_buffers.transfer import Places
+from sb3_extra_buffers.gpu_buffers.driver import Kernel
+from sb3_extra_buffers.gpu_buffers.transfer import Places, has_several_gpus
 
 OLDEST_TRITON = (3, 3)
 """Earlier versions do not take constants by position when a compiled kernel is launched again."""
@@ -157,13 +158,8 @@ def block_size(n_elements: int, usual: int = 2048) -> int:
 
 
 @functools.cache
-def _several_gpus() -> bool:
-    return th.cuda.device_count() > 1
-
-
-@functools.cache
 def _runtime() -> Any:
-    """Triton's settings, if compiled kernels are known to take their arguments as :class:`Launcher` gives them."""
+    """Triton's settings, if compiled kernels are known to take their arguments as :class:`Kernel` gives them."""
     triton = importlib.import_module("triton")
     return triton.knobs.runtime if triton.__version__.startswith(("3.6.", "3.7.")) else None
 
@@ -179,7 +175,7 @@ class Launcher:
     def __init__(self, function: Any, n_warps: int) -> None:
         self.function = function
         self.n_warps = n_warps
-        self._compiled: dict[Any, Any] = {}
+        self._compiled: dict[Any, tuple[Any, Kernel | None]] = {}
 
     def __call__(
         self,
@@ -193,24 +189,21 @@ class Launcher:
         :param constants: The last arguments of the kernel, for which it is compiled. Calls with other dtypes of tensors
             must have other constants as well.
         """
-        if _several_gpus() and device.type == "cuda" and device.index != th.cuda.current_device():
+        if has_several_gpus() and device.type == "cuda" and device.index != th.cuda.current_device():
             with th.cuda.device(device):
                 self(device, grid, tensors, numbers, constants)
             return
-        compiled = self._compiled.get((device.index, constants))
-        if compiled is None:
+        found = self._compiled.get((device.index, constants))
+        if found is None:
             # Nothing is returned by Triton's interpreter.
             compiled = self.function[grid](*tensors, *numbers, *constants, num_warps=self.n_warps)
             if compiled is not None:
-                self._compiled[device.index, constants] = compiled
+                is_simple = _runtime() is not None and Kernel.can_launch(compiled)
+                kernel = Kernel(compiled, len(tensors), len(numbers)) if is_simple else None
+                self._compiled[device.index, constants] = compiled, kernel
             return
-        runtime = _runtime()
-        if runtime is not None and not runtime.launch_enter_hook.calls:  # no profiler wants to know
-            stream = th._C._cuda_getCurrentRawStream(device.index)
-            addresses = [tensor.data_ptr() for tensor in tensors]
-            compiled.run(
-                *grid, 1, stream, compiled.function, compiled.packed_metadata, None, None, None,
-                *addresses, *numbers, *constants,
-            )  # fmt: skip
+        compiled, kernel = found
+        if kernel is not None and not _runtime().launch_enter_hook.calls:  # no profiler wants to know
+            kernel.launch(grid, th._C._cuda_getCurrentRawStream(device.index), tensors, numbers)
         else:
             compiled[(*grid, 1)](*tensors, *numbers, *constants)

@@ -11,8 +11,7 @@ import triton
 import triton.language as tl
 
 from sb3_extra_buffers.gpu_buffers.kernels import DeviceFrames, FieldRow, Launcher, block_size
-from sb3_extra_buffers.gpu_buffers.transfer import COUNT_MASK
-from sb3_extra_buffers.storage.stacking import MemoryForm
+from sb3_extra_buffers.gpu_buffers.transfer import COUNT_MASK, Observations
 
 
 @triton.jit
@@ -20,7 +19,7 @@ def _load_frame(
     observation, frame, at, mask,
     STACK: tl.constexpr, PIXELS: tl.constexpr, CHUNK: tl.constexpr, ITEM: tl.constexpr,
 ):  # fmt: skip
-    """Elements ``at`` of a frame, from an observation that lies in memory as :class:`MemoryForm` says."""
+    """Elements ``at`` of a frame, from an observation that lies in memory as ``MemoryForm`` says."""
     if PIXELS == 1:
         where = frame * CHUNK + at
     else:
@@ -77,7 +76,8 @@ def _take(
 def _append(
     observations_0, observations_1, lanes, ring, heads, known, ends_0, ends_1, progress,
     fields_row, fields, slot_0, slot_1, n_lanes, ring_frames, count, fields_slot,
-    FIELD_WORDS: tl.constexpr, FIELD_BLOCK: tl.constexpr, PAIR: tl.constexpr, ELEMENT: tl.constexpr,
+    FIELD_WORDS: tl.constexpr, FIELD_BLOCK: tl.constexpr, PAIR: tl.constexpr, CONTINUES: tl.constexpr,
+    ELEMENT: tl.constexpr,
     STACK: tl.constexpr, SIZE: tl.constexpr,
     PIXELS: tl.constexpr, CHUNK: tl.constexpr, ITEM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -92,8 +92,9 @@ def _append(
     own_ring = ring.to(tl.pointer_type(ELEMENT)) + lane * ring_frames * SIZE
     head = tl.load(heads + lane)
     is_known = tl.load(known + lane)
-    observation = observations_0.to(tl.pointer_type(ELEMENT)) + row * STACK * SIZE
-    head = _take(observation, own_ring, head, is_known, ring_frames, STACK, SIZE, PIXELS, CHUNK, ITEM, BLOCK)
+    if not CONTINUES:
+        observation = observations_0.to(tl.pointer_type(ELEMENT)) + row * STACK * SIZE
+        head = _take(observation, own_ring, head, is_known, ring_frames, STACK, SIZE, PIXELS, CHUNK, ITEM, BLOCK)
     tl.store(ends_0 + slot_0 * n_lanes + lane, head.to(tl.int32))
     if PAIR:
         is_known = is_known * 0 + 1
@@ -111,8 +112,7 @@ _launch = Launcher(_append, n_warps=8)
 def append_observations(
     frames: DeviceFrames,
     lanes: th.Tensor,
-    observations: list[th.Tensor],
-    form: MemoryForm,
+    observations: Observations,
     ends: list[th.Tensor],
     slots: list[int],
     progress: th.Tensor,
@@ -122,14 +122,14 @@ def append_observations(
     """Append one or two observations to each of ``lanes``.
 
     :param lanes: ``int64``, (n,): which lanes.
-    :param observations: For each, ``uint8``: *n* observations one after the other, which lie in memory...
-    :param form: ... like this.
+    :param observations: *n* or twice as many.
     :param ends: For each, ``int32`` (slots, lanes): gets the number of the frame after the observation's last one...
     :param slots: ... in this row.
     :param progress: ``int64``, (lanes,), in host memory: gets the new head of each lane in its lower 32 bits...
     :param count: ... and this number above them, once they have been appended.
     :param fields: What else belongs to the step.
     """
+    parts, form, continues = observations
     ring, size = frames.ring, frames.frame_bytes
     sizes, element = (size, *form), tl.uint8
     if form.pixels == 1 and size % 4 == 0:
@@ -138,12 +138,12 @@ def append_observations(
     field_row, field_table, field_slot = (frames.headers, frames.headers, 0) if fields is None else fields
     constants = (
         n_words, 1 << (n_words - 1).bit_length() if n_words else 1,
-        len(observations) > 1, element, frames.stack, *sizes, block_size(sizes[0], 8192),
+        len(ends) > 1, continues, element, frames.stack, *sizes, block_size(sizes[0], 8192),
     )  # fmt: skip
     _launch(
         ring.device, (lanes.shape[0] + (n_words > 0), 1),
         (
-            observations[0], observations[-1], lanes, ring, frames.heads, frames.known, ends[0], ends[-1], progress,
+            parts[0], parts[-1], lanes, ring, frames.heads, frames.known, ends[0], ends[-1], progress,
             field_row, field_table,
         ),
         (slots[0], slots[-1], ring.shape[0], ring.shape[1], count & COUNT_MASK, field_slot), constants,
