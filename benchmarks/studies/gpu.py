@@ -2,10 +2,11 @@
 
     python -m benchmarks.studies.gpu --json results.json
 
-Times are wall times through SB3's interface, the wait for the device included, medians of many calls; "kernel" is the
-device's time for rebuilding a batch alone. "dense index" is not a buffer: it takes rows from two tensors on the device,
-which is the least that any buffer there has to do. Subjects that end in "from device" get observations that are on the
-device already. ``zstd`` is kept in host memory, and without a GPU, ``--device cpu`` has everything there.
+All buffers take turns, so that they see the same machine. Times are wall times through SB3's interface. Those with
+``sample`` include the wait for the device. "kernel" is the device's time for rebuilding a batch alone. "dense index" is
+not a buffer: it takes rows from two tensors on the device, which is the least that any buffer there has to do. Subjects
+that end in "from device" get observations that are on the device already. ``zstd`` is kept in host memory, and without
+a GPU, ``--device cpu`` has everything there.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -33,24 +34,18 @@ from sb3_extra_buffers.gpu_buffers import GpuReplayBuffer, GpuRolloutBuffer
 from sb3_extra_buffers.gpu_buffers.kernels import ObservationBatch, uses_triton
 from sb3_extra_buffers.gpu_buffers.observation_store import PackedObservationStore
 from sb3_extra_buffers.gpu_buffers.transfer import Places, upload
-from sb3_extra_buffers.storage.config import FrameStack
 
 SB3, DENSE = "SB3", "dense index"
 FROM_DEVICE = " from device"
-SUBJECTS = (
-    "delta",
-    "delta x2",
-    "delta from device",
-    "rle",
-    "rle from device",
-    "none",
-    "none from device",
-    "zstd",
-)
+METHODS = ("delta", "delta from device", "rle", "none")
 BATCH_SIZES = (32, 256)
 ROLLOUT_STEPS, ROLLOUT_ENVS, EPOCHS = 128, 64, 4
-FEWER_STEPS = 5_000
-"""The most steps for subjects whose speed does not depend on how much is stored."""
+RECORDED_STEPS = 8_192
+"""Of 4 environments; they are played again and again."""
+FEWER_STEPS = 3_000
+"""The most steps of buffers whose speed does not depend on how much is stored."""
+WARM_UP = 300
+"""Steps that are not counted, in which kernels are compiled and a buffer finds out how frames are stacked."""
 
 Results = dict[str, dict[str, float]]
 
@@ -59,88 +54,143 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", type=int, default=50_000, help="steps of 4 environments (default: %(default)s)")
-    parser.add_argument("--methods", default=",".join(SUBJECTS), help="separated by commas")
-    parser.add_argument("--repeats", type=int, default=300, help="samples per batch size (default: %(default)s)")
+    parser.add_argument("--methods", default=",".join(METHODS), help="separated by commas (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=400, help="samples per batch size (default: %(default)s)")
+    parser.add_argument("--growth", type=float, default=5, help="GiB to which a buffer grows (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="also write the results here")
     arguments = parser.parse_args()
     device = th.device(arguments.device)
-    recording = load_recording("mspacman", min(max(arguments.steps, ROLLOUT_STEPS * ROLLOUT_ENVS), 25_000))
+    recording = load_recording("mspacman", RECORDED_STEPS)
 
-    fewer = min(FEWER_STEPS, arguments.steps)
-    results: Results = {
-        SB3: measure_replay(SB3, recording, fewer, device, arguments.repeats),
-        DENSE: measure_dense(recording, fewer, device, arguments.repeats),
-    }
-    for method in arguments.methods.split(","):
-        steps = arguments.steps if method in ("delta", "delta x2") else fewer
-        results[method] = measure_replay(method, recording, steps, device, arguments.repeats)
-    for subject in (SB3, "delta"):
-        results[subject]["rollout, 4 epochs, µs"] = measure_rollout(subject, recording, device)
-    print(f"\nMsPacman, {arguments.steps * 4:,} transitions ({fewer * 4:,} but for delta)\n")
+    subjects = [
+        Subject(name, recording, arguments.steps if name == "delta" else min(FEWER_STEPS, arguments.steps), device)
+        for name in (SB3, DENSE, *arguments.methods.split(","))
+    ]
+    measure_add(subjects, recording, device)
+    measure_sample(subjects, arguments.repeats)
+    measure_both(subjects, recording, device, arguments.repeats)
+    results: Results = {subject.name: subject.results() for subject in subjects}
+    del subjects
+    for name in (SB3, "delta"):
+        results[name]["rollout, 4 epochs, µs"] = measure_rollout(name, recording, device)
+    print(
+        f"\nMsPacman, {4 * arguments.steps:,} transitions ({4 * min(FEWER_STEPS, arguments.steps):,} but for delta)\n"
+    )
     print(table(results))
+    if device.type == "cuda" and arguments.growth:
+        results["growth"] = grown = measure_growth(arguments.growth, device)
+        print("\nGrowth:", *(f"{name} {value:,.2f}" for name, value in grown.items()), sep="\n  ")
     if arguments.json:
         name = th.cuda.get_device_name() if device.type == "cuda" else "CPU"
-        versions = {
-            "torch": th.__version__,
-            "device": name,
-            "triton": uses_triton(device),
-        }
+        versions = {"torch": th.__version__, "device": name, "triton": uses_triton(device)}
         arguments.json.write_text(json.dumps({"versions": versions, "results": results}, indent=1) + "\n")
 
 
-def measure_replay(subject: str, recording: Recording, steps: int, device: th.device, repeats: int) -> dict[str, float]:
-    """Fill a buffer, then sample from it."""
-    gc.collect()  # the buffer before may still be there
-    size = steps * recording.n_envs
-    space, actions = recording.observation_space, recording.action_space
-    buffer: ReplayBuffer
-    if subject == SB3:
-        buffer = ReplayBuffer(size, space, actions, device, recording.n_envs)
-    else:
-        method, _, group = subject.removesuffix(FROM_DEVICE).partition(" x")
-        options = {"frames_per_record": int(group)} if group else None
-        stack: FrameStack = recording.stack if subject.endswith(FROM_DEVICE) else "auto"
-        buffer = GpuReplayBuffer(
-            size, space, actions, device, recording.n_envs,
-            compression_method=method, compression_kwargs=options, frame_stack=stack,
-        )  # fmt: skip
-    spent = []
-    for transition in tqdm(islice(_again(recording), steps), subject, total=steps, unit="step", mininterval=5):
-        if subject.endswith(FROM_DEVICE):
-            transition = _on_device(transition, device)
-        spent.append(_microseconds(buffer.add, *transition))
-    spent.sort()
-    found = {"add, µs": statistics.fmean(spent[: len(spent) * 99 // 100])}  # without what compiled
-    found["add, 99th percentile, µs"] = spent[len(spent) * 99 // 100]
-    for batch_size in BATCH_SIZES:
-        found[f"sample({batch_size}), µs"] = _median_time(partial(buffer.sample, batch_size), device, repeats)
-        found[f"add, then sample({batch_size}), µs"] = _mean_of_both(subject, buffer, recording, device, batch_size)
-    if isinstance(buffer, GpuReplayBuffer):
-        found["device bytes per transition"] = buffer.device_bytes / size
-        if device.type == "cuda" and uses_triton(device) and method in ("delta", "rle"):
-            found["kernel, batch of 256, µs"] = _kernel_time(buffer)
-    return found
+class Subject:
+    """A buffer, and the times that were measured with it."""
+
+    def __init__(self, name: str, recording: Recording, steps: int, device: th.device) -> None:
+        self.name = name
+        self.steps = steps
+        self.device = device
+        self.times: dict[str, list[float]] = {}
+        self.buffer: Any
+        size, n_envs = steps * recording.n_envs, recording.n_envs
+        space, actions = recording.observation_space, recording.action_space
+        if name == DENSE:
+            self.buffer = Dense(steps, n_envs, math.prod(space.shape), device)
+        elif name == SB3:
+            self.buffer = ReplayBuffer(size, space, actions, device, n_envs)
+        else:
+            method = name.removesuffix(FROM_DEVICE)
+            stack: Any = recording.stack if name.endswith(FROM_DEVICE) else "auto"
+            self.buffer = GpuReplayBuffer(
+                size, space, actions, device, n_envs, compression_method=method, frame_stack=stack
+            )
+
+    def time(self, what: str, *work: Any, wait: bool = True) -> None:
+        """Call functions one after the other, and note how long all of them take."""
+        began = time.perf_counter()
+        for call in work:
+            call()
+        if wait:
+            _synchronize(self.device)
+        self.times.setdefault(what, []).append(1e6 * (time.perf_counter() - began))
+
+    def results(self) -> dict[str, float]:
+        found = {}
+        for what, times in self.times.items():
+            ordered = sorted(times)
+            found[f"{what}, µs"] = statistics.fmean(ordered)
+            found[f"{what}, median, µs"] = statistics.median(ordered)
+            found[f"{what}, 99th percentile, µs"] = ordered[len(ordered) * 99 // 100]
+        if isinstance(self.buffer, GpuReplayBuffer):
+            found["device bytes per transition"] = self.buffer.device_bytes / self.buffer.buffer_size / 4
+            (store,) = self.buffer._stores.values()
+            if isinstance(store, PackedObservationStore) and store.device_frames and self.device.type == "cuda":
+                found["kernel, batch of 256, µs"] = kernel_time(self.buffer, store)
+        return found
 
 
-def measure_dense(recording: Recording, steps: int, device: th.device, repeats: int) -> dict[str, float]:
+class Dense:
     """Rows of two tensors at places that the host draws, as SB3 does."""
-    size = math.prod(recording.observation_space.shape)
-    columns = [th.zeros((steps * recording.n_envs, size), dtype=th.uint8, device=device) for _ in range(2)]
 
-    def sample(batch_size: int) -> None:
-        slots = np.random.randint(0, steps, size=batch_size)
-        rows = slots * recording.n_envs + np.random.randint(0, recording.n_envs, size=batch_size)
-        on_device = upload(rows, device)
-        for column in columns:
-            column[on_device]
+    def __init__(self, steps: int, n_envs: int, row_bytes: int, device: th.device) -> None:
+        self._sizes = steps, n_envs
+        self._device = device
+        self._columns = [th.zeros((steps * n_envs, row_bytes), dtype=th.uint8, device=device) for _ in range(2)]
 
-    return {f"sample({n}), µs": _median_time(partial(sample, n), device, repeats) for n in BATCH_SIZES}
+    def sample(self, batch_size: int) -> list[th.Tensor]:
+        steps, n_envs = self._sizes
+        rows = np.random.randint(0, steps, size=batch_size) * n_envs + np.random.randint(0, n_envs, size=batch_size)
+        on_device = upload(rows, self._device)
+        return [column[on_device] for column in self._columns]
 
 
-def measure_rollout(subject: str, recording: Recording, device: th.device) -> float:
+def measure_add(subjects: list[Subject], recording: Recording, device: th.device) -> None:
+    """Fill all buffers. This does not wait for the device, as training does not."""
+    adding = [subject for subject in subjects if subject.name != DENSE]
+    most = max(subject.steps for subject in adding)
+    for step, transition in enumerate(tqdm(islice(again(recording), most), total=most, unit="step", mininterval=5)):
+        adding = [subject for subject in adding if step < subject.steps]
+        if any(subject.name.endswith(FROM_DEVICE) for subject in adding):
+            on_device = to_device(transition, device)
+        for subject in adding:
+            add = partial(subject.buffer.add, *(on_device if subject.name.endswith(FROM_DEVICE) else transition))
+            subject.time("add" if step >= WARM_UP else "warm-up", add, wait=False)
+            if subject.name == SB3:
+                _synchronize(device)
+    for subject in subjects:
+        subject.times.pop("warm-up", None)
+
+
+def measure_sample(subjects: list[Subject], repeats: int) -> None:
+    for batch_size in BATCH_SIZES:
+        for repeat in range(-20, repeats):
+            for subject in subjects:
+                np.random.seed(repeat & 0xFFFF)
+                name = f"sample({batch_size})" if repeat >= 0 else "warm-up"
+                subject.time(name, partial(subject.buffer.sample, batch_size))
+    for subject in subjects:
+        del subject.times["warm-up"]
+
+
+def measure_both(subjects: list[Subject], recording: Recording, device: th.device, repeats: int) -> None:
+    """What an ``add`` and a ``sample`` cost together, as in the training of DQN."""
+    for batch_size in BATCH_SIZES:
+        for transition in islice(transitions(recording), repeats):
+            on_device = to_device(transition, device)
+            for subject in subjects:
+                if subject.name != DENSE:
+                    what = on_device if subject.name.endswith(FROM_DEVICE) else transition
+                    add, sample = partial(subject.buffer.add, *what), partial(subject.buffer.sample, batch_size)
+                    subject.time(f"add, then sample({batch_size})", add, sample)
+
+
+def measure_rollout(name: str, recording: Recording, device: th.device) -> float:
     """Microseconds for four epochs of batches of a rollout, which is filled before."""
     space, actions = recording.observation_space, spaces.Discrete(9)
-    kind = RolloutBuffer if subject == SB3 else GpuRolloutBuffer
+    kind = RolloutBuffer if name == SB3 else GpuRolloutBuffer
     buffer = kind(ROLLOUT_STEPS, space, actions, device, n_envs=ROLLOUT_ENVS)
     zeros, times = np.zeros(ROLLOUT_ENVS, np.float32), []
     for _ in range(3):
@@ -157,7 +207,39 @@ def measure_rollout(subject: str, recording: Recording, device: th.device) -> fl
     return min(times)
 
 
-def _again(recording: Recording) -> Iterator[Transition]:
+def measure_growth(gib: float, device: th.device) -> dict[str, float]:
+    """How much of the GPU's memory a buffer takes while it grows, against what it stores: noise."""
+    gc.collect()
+    th.cuda.empty_cache()
+    n_envs, shape = 256, (4, 84, 84)
+    n_steps = int(gib * 2**30) // (n_envs * math.prod(shape))
+    fields = [np.zeros(n_envs, np.float32)] * 3
+    noise = th.randint(256, (n_envs, *shape), dtype=th.uint8, device=device)
+    _synchronize(device)
+    free = th.cuda.mem_get_info(device)[0]
+    buffer = GpuReplayBuffer(
+        n_steps * n_envs, spaces.Box(0, 255, shape, np.uint8), spaces.Discrete(9), device, n_envs,
+        compression_method="delta", frame_stack=1,
+    )  # fmt: skip
+    ratios = []
+    for step in range(n_steps):
+        before, noise = noise, th.randint_like(noise, 256)
+        buffer.add(before, noise, *fields, [{}] * n_envs)
+        if step > n_steps // 10 and step % 10 == 0:
+            _synchronize(device)
+            stored = (step + 2) * n_envs * math.prod(shape)
+            ratios.append((free - th.cuda.mem_get_info(device)[0]) / stored)
+    stored = (n_steps + 1) * n_envs * math.prod(shape)
+    taken = free - th.cuda.mem_get_info(device)[0]
+    return {
+        "GiB stored": stored / 2**30,
+        "taken / stored": taken / stored,
+        "taken / stored, at most": max(*ratios, taken / stored),
+        "torch reserved / stored": th.cuda.memory_reserved() / stored,
+    }
+
+
+def again(recording: Recording) -> Iterator[Transition]:
     """The recording over and over."""
     while True:
         yield from transitions(recording)
@@ -172,7 +254,7 @@ def _many_environments(recording: Recording) -> Iterator[Any]:
         yield np.concatenate(parts).transpose(0, 3, 1, 2)
 
 
-def _on_device(transition: Transition, device: th.device) -> Any:
+def to_device(transition: Transition, device: th.device) -> Any:
     """The same with observations as an environment on the device would give them."""
     obs, next_obs, *rest = transition
     found = [upload(np.ascontiguousarray(part), device) for part in (obs, next_obs)]
@@ -180,43 +262,13 @@ def _on_device(transition: Transition, device: th.device) -> Any:
     return (*found, *rest)
 
 
-def _median_time(work: Callable[[], Any], device: th.device, repeats: int) -> float:
-    times = []
-    for repeat in range(repeats + 20):
-        np.random.seed(repeat)
-        began = time.perf_counter()
-        work()
-        _synchronize(device)
-        times.append(1e6 * (time.perf_counter() - began))
-    return statistics.median(times[20:])
-
-
-def _mean_of_both(
-    subject: str, buffer: ReplayBuffer, recording: Recording, device: th.device, batch_size: int, repeats: int = 400
-) -> float:
-    """What an ``add`` and a ``sample`` cost together, as in the training of DQN: a mean without the slowest one in
-    100."""
-    times = []
-    for transition in islice(transitions(recording), repeats):
-        if subject.endswith(FROM_DEVICE):
-            transition = _on_device(transition, device)
-        began = time.perf_counter()
-        buffer.add(*transition)
-        buffer.sample(batch_size)
-        _synchronize(device)
-        times.append(1e6 * (time.perf_counter() - began))
-    return statistics.fmean(sorted(times)[: repeats * 99 // 100])
-
-
-def _kernel_time(buffer: GpuReplayBuffer, batch_size: int = 256, n_batches: int = 20) -> float:
+def kernel_time(buffer: GpuReplayBuffer, store: PackedObservationStore, batch_size: int = 256, n: int = 20) -> float:
     """Microseconds that the device takes to rebuild a batch, of many in a graph, so that launches cost nothing."""
-    (store,) = buffer._stores.values()
-    assert isinstance(store, PackedObservationStore)
     frames = store.device_frames
     assert frames is not None
     rng = np.random.default_rng(0)
     batches = []
-    for _ in range(n_batches):
+    for _ in range(n):
         slots = rng.integers(buffer.size(), size=batch_size)
         places = Places([slots], rng.integers(buffer.n_envs, size=batch_size), store.device)
         shape = (batch_size, store.layout.stack, store.layout.frame.nbytes)
@@ -236,14 +288,8 @@ def _kernel_time(buffer: GpuReplayBuffer, batch_size: int = 256, n_batches: int 
         graph.replay()
         end.record()
         end.synchronize()
-        times.append(1e3 * start.elapsed_time(end) / n_batches)
+        times.append(1e3 * start.elapsed_time(end) / n)
     return float(statistics.median(times))
-
-
-def _microseconds(work: Callable[..., Any], *arguments: Any) -> float:
-    began = time.perf_counter()
-    work(*arguments)
-    return 1e6 * (time.perf_counter() - began)
 
 
 def _synchronize(device: th.device) -> None:
@@ -252,8 +298,8 @@ def _synchronize(device: th.device) -> None:
 
 
 def table(results: Results) -> str:
-    """Markdown."""
-    columns = list(dict.fromkeys(column for row in results.values() for column in row))
+    """Markdown, without medians."""
+    columns = list(dict.fromkeys(name for row in results.values() for name in row if "median" not in name))
     lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     for subject, row in results.items():
         cells = [f"{row[column]:,.1f}" if column in row else "" for column in columns]

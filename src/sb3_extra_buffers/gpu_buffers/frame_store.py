@@ -51,6 +51,8 @@ _RING_FRAMES = 168
 """Frames of each lane in the ring..."""
 _RING_BYTES = 32 << 20
 """... or fewer, if those of all lanes would take more than this. There are more where one step needs them."""
+_RING_RESERVE = 24
+"""How many of them are left for frames that come while records are measured."""
 _NOTHING = np.zeros(0, dtype=np.int64)
 Records = tuple[Indices, Indices, Indices, Indices]
 _NO_RECORDS: Records = (_NOTHING, _NOTHING, _NOTHING, _NOTHING)
@@ -92,14 +94,15 @@ class DeviceFrameStore(CappedFrameStore):
         self._create_tensors()
 
     def make_room(self, n_observations: int, oldest: Callable[[], Indices]) -> None:
-        ring_frames, enough = self.tensors.ring_frames, self.tensors.ring_frames * 3 // 4
+        ring_frames = self.tensors.ring_frames
+        enough = ring_frames - min(ring_frames // 4, _RING_RESERVE)
         if self._report_is_pending and self._report.has_arrived:
             with contextlib.suppress(CapacityError):  # frames for which there is no room go on waiting
                 self._place_records()
         if self._most_with(n_observations) > (ring_frames if self._report_is_pending else enough):
             self._look_at_progress()
             # A few less will do, since looking takes time.
-            if not self._report_is_pending and self._most_with(n_observations) > enough - enough // 8:
+            if not self._report_is_pending and self._most_with(n_observations) > enough - enough // 16:
                 self._request_report()
         while self._most_with(n_observations) > ring_frames:
             if not self._report_is_pending:
