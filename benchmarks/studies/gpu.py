@@ -213,7 +213,7 @@ def measure_growth(gib: float, device: th.device) -> dict[str, float]:
     th.cuda.empty_cache()
     n_envs, shape = 256, (4, 84, 84)
     n_steps = int(gib * 2**30) // (n_envs * math.prod(shape))
-    fields = [np.zeros(n_envs, np.float32)] * 3
+    zeros = np.zeros(n_envs, np.float32)
     noise = th.randint(256, (n_envs, *shape), dtype=th.uint8, device=device)
     _synchronize(device)
     free = th.cuda.mem_get_info(device)[0]
@@ -224,7 +224,7 @@ def measure_growth(gib: float, device: th.device) -> dict[str, float]:
     ratios = []
     for step in range(n_steps):
         before, noise = noise, th.randint_like(noise, 256)
-        buffer.add(before, noise, *fields, [{}] * n_envs)
+        buffer.add(before, noise, zeros, zeros, zeros, [{}] * n_envs)
         if step > n_steps // 10 and step % 10 == 0:
             _synchronize(device)
             stored = (step + 2) * n_envs * math.prod(shape)
