@@ -8,7 +8,6 @@ import os
 import shlex
 import sys
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -119,7 +118,6 @@ class Curve(BaseCallback):
         super().__init__()
         self.path = path
         self.points = points
-        self.returns: deque[float] = deque(maxlen=100)
 
     def _on_training_start(self) -> None:
         self.began = time.perf_counter()
@@ -132,12 +130,12 @@ class Curve(BaseCallback):
         self.writer.writerow(["steps", "seconds", "episodes", "mean_return"])
 
     def _on_step(self) -> bool:
-        self.returns.extend(info["episode"]["r"] for info in self.locals["infos"] if "episode" in info)
         if self.num_timesteps >= self.next:
             self.next += self.every
-            mean = f"{np.mean(self.returns):.3f}" if self.returns else ""
+            returns = [episode["r"] for episode in self.model.ep_info_buffer or ()]
+            mean = f"{np.mean(returns):.3f}" if returns else ""
             seconds = round(time.perf_counter() - self.began, 1)
-            self.writer.writerow([self.num_timesteps, seconds, len(self.returns), mean])
+            self.writer.writerow([self.num_timesteps, seconds, len(returns), mean])
             self.file.flush()
         return True
 

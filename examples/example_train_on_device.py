@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from stable_baselines3 import DQN, PPO
@@ -20,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--compression", default="auto", help="auto, none, delta or rle")
     parser.add_argument("--buffer-size", type=int, default=200_000, help="transitions in the replay buffer of DQN")
     parser.add_argument("--episodes", type=int, default=256, help="to evaluate with, before and after training")
-    parser.set_defaults(curve=None)
+    parser.add_argument("--curve", type=Path, metavar="CSV", help="write the mean return over time to this file")
     options = parser.parse_args(argv)
 
     env = DeviceVecEnv(DeviceBreakout(options.n_envs, options.device, options.seed))
@@ -44,14 +45,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         model = on_device(DQN)(
             "CnnPolicy",
             env,
-            learning_rate=2.5e-4,
+            learning_rate=5e-4,
             buffer_size=options.buffer_size,
             learning_starts=min(20_000, options.steps // 10),
             batch_size=256,
             train_freq=1,
-            gradient_steps=max(options.n_envs // 16, 1),  # of 256 transitions, for every 16 new ones
-            target_update_interval=20_000,
-            exploration_fraction=0.2,
+            gradient_steps=max(options.n_envs // 8, 1),  # of 256 transitions, for every 8 new ones
+            target_update_interval=5_000,
+            exploration_fraction=min(100_000 / options.steps, 0.5),
             exploration_final_eps=0.02,
             replay_buffer_kwargs=buffer,
             seed=options.seed,

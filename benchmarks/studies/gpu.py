@@ -5,7 +5,8 @@
 All buffers take turns, so that they see the same machine. Times are wall times through SB3's interface. Those with
 ``sample`` include the wait for the device. "kernel" is the device's time for rebuilding a batch alone. "dense index" is
 not a buffer: it takes rows from two tensors on the device, which is the least that any buffer there has to do. Subjects
-that end in "from device" get observations that are on the device already. ``zstd`` is kept in host memory, and without
+that end in "from device" get observations that are on the device already. "delta x3" has three frames in a record
+instead of two. ``zstd`` is kept in host memory, and without
 a GPU, ``--device cpu`` has everything there.
 """
 
@@ -44,6 +45,8 @@ RECORDED_STEPS = 8_192
 """Of 4 environments; they are played again and again."""
 FEWER_STEPS = 3_000
 """The most steps of buffers whose speed does not depend on how much is stored."""
+TURN = 20
+"""How many times one buffer is measured before it is the turn of the next."""
 WARM_UP = 300
 """Steps that are not counted, in which kernels are compiled and a buffer finds out how frames are stacked."""
 
@@ -63,7 +66,12 @@ def main() -> None:
     recording = load_recording("mspacman", RECORDED_STEPS)
 
     subjects = [
-        Subject(name, recording, arguments.steps if name == "delta" else min(FEWER_STEPS, arguments.steps), device)
+        Subject(
+            name,
+            recording,
+            arguments.steps if name in ("delta", "delta x3") else min(FEWER_STEPS, arguments.steps),
+            device,
+        )
         for name in (SB3, DENSE, *arguments.methods.split(","))
     ]
     measure_add(subjects, recording, device)
@@ -102,11 +110,11 @@ class Subject:
         elif name == SB3:
             self.buffer = ReplayBuffer(size, space, actions, device, n_envs)
         else:
-            method = name.removesuffix(FROM_DEVICE)
-            stack: Any = recording.stack if name.endswith(FROM_DEVICE) else "auto"
+            method, _, group = name.removesuffix(FROM_DEVICE).partition(" x")
             self.buffer = GpuReplayBuffer(
-                size, space, actions, device, n_envs, compression_method=method, frame_stack=stack
-            )
+                size, space, actions, device, n_envs, compression_method=method, frame_stack=recording.stack,
+                compression_kwargs={"frames_per_record": int(group)} if group else None,
+            )  # fmt: skip
 
     def time(self, what: str, *work: Any, wait: bool = True) -> None:
         """Call functions one after the other, and note how long all of them take."""
@@ -125,9 +133,11 @@ class Subject:
             found[f"{what}, median, µs"] = statistics.median(ordered)
             found[f"{what}, 99th percentile, µs"] = ordered[len(ordered) * 99 // 100]
         if isinstance(self.buffer, GpuReplayBuffer):
-            found["device bytes per transition"] = self.buffer.device_bytes / self.buffer.buffer_size / 4
+            n_transitions = self.buffer.buffer_size * self.buffer.n_envs
+            found["device bytes per transition"] = self.buffer.device_bytes / n_transitions
             (store,) = self.buffer._stores.values()
             if isinstance(store, PackedObservationStore) and store.device_frames and self.device.type == "cuda":
+                found["of these for reference frames"] = store.codec.reference_bytes / n_transitions
                 found["kernel, batch of 256, µs"] = kernel_time(self.buffer, store)
         return found
 
@@ -166,25 +176,28 @@ def measure_add(subjects: list[Subject], recording: Recording, device: th.device
 
 def measure_sample(subjects: list[Subject], repeats: int) -> None:
     for batch_size in BATCH_SIZES:
-        for repeat in range(-20, repeats):
+        for turn in range(1 + repeats // TURN):
             for subject in subjects:
-                np.random.seed(repeat & 0xFFFF)
-                name = f"sample({batch_size})" if repeat >= 0 else "warm-up"
-                subject.time(name, partial(subject.buffer.sample, batch_size))
-    for subject in subjects:
-        del subject.times["warm-up"]
+                np.random.seed(turn)
+                for _ in range(TURN):
+                    name = f"sample({batch_size})" if turn else "warm-up"
+                    subject.time(name, partial(subject.buffer.sample, batch_size))
 
 
 def measure_both(subjects: list[Subject], recording: Recording, device: th.device, repeats: int) -> None:
     """What an ``add`` and a ``sample`` cost together, as in the training of DQN."""
+    played = again(recording)
     for batch_size in BATCH_SIZES:
-        for transition in islice(transitions(recording), repeats):
-            on_device = to_device(transition, device)
+        for turn in range(1 + repeats // TURN):
+            name = f"add, then sample({batch_size})" if turn else "warm-up"
+            batch = [(transition, to_device(transition, device)) for transition in islice(played, TURN)]
             for subject in subjects:
-                if subject.name != DENSE:
-                    what = on_device if subject.name.endswith(FROM_DEVICE) else transition
-                    add, sample = partial(subject.buffer.add, *what), partial(subject.buffer.sample, batch_size)
-                    subject.time(f"add, then sample({batch_size})", add, sample)
+                for pair in batch if subject.name != DENSE else []:
+                    add = partial(subject.buffer.add, *pair[subject.name.endswith(FROM_DEVICE)])
+                    sample = partial(subject.buffer.sample, batch_size)
+                    subject.time(name, add, sample)
+    for subject in subjects:
+        subject.times.pop("warm-up", None)
 
 
 def measure_rollout(name: str, recording: Recording, device: th.device) -> float:

@@ -157,11 +157,11 @@ class CappedFrameStore(FrameStore):
 class DeviceArena(CappedArena):
     """An arena on ``device``. Kernels write to it and read from it."""
 
-    _growth = 32
+    _growth = 128
 
     @property
     def _smallest_step(self) -> int:
-        return 16 * _SMALLEST_STEP
+        return 4 * _SMALLEST_STEP
 
     def __init__(self, device: th.device, budget: HeapBudget) -> None:
         super().__init__(budget)

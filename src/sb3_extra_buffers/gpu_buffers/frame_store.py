@@ -10,7 +10,7 @@ sampled from the ring. The host waits only where it is so far ahead of the devic
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,7 @@ from sb3_extra_buffers.storage.frame_store import FrameStore, numbers_from
 from sb3_extra_buffers.storage.memory import zeros
 from sb3_extra_buffers.storage.stacking import StackLayout
 
-_RING_FRAMES = 168
+_RING_FRAMES = 144
 """Frames of each lane in the ring..."""
 _RING_BYTES = 32 << 20
 """... or fewer, if those of all lanes would take more than this. There are more where one step needs them."""
@@ -136,7 +136,7 @@ class DeviceFrameStore(CappedFrameStore):
         self,
         observations: Observations,
         ends: list[th.Tensor],
-        slots: list[int],
+        slots: Sequence[int],
         lanes: Indices | None = None,
         fields: FieldRow | None = None,
     ) -> None:
@@ -400,7 +400,7 @@ class DeviceFrameStore(CappedFrameStore):
         """Make room for so many reference frames."""
         n_rows, n_words = self.tensors.table.shape
         if n_rows < size:
-            larger = max(size + 64, n_rows * 17 // 16)
+            larger = max(size + 16, n_rows * 65 // 64)
             self._table_memory.grow(4 * larger * n_words)
             table = self._table_memory.bytes.view(th.int32).view(larger, n_words)
             table[n_rows:] = 0

@@ -111,9 +111,9 @@ class PackedObservationStore(DeviceStore):
         lanes: Indices | None = None,
         fields: FieldRow | None = None,
     ) -> None:
-        self.slots_used = max(self.slots_used, *(slot + 1 for _, slot in places))
-        ends = [self._device_ends[column] for column, _ in places]
-        frames.append_on_device(step.parts, ends, [slot for _, slot in places], lanes, fields)
+        columns, slots = zip(*places, strict=True)
+        self.slots_used = max(self.slots_used, 1 + max(slots))
+        frames.append_on_device(step.parts, [self._device_ends[column] for column in columns], slots, lanes, fields)
         self._place_digests(places, step.digests, lanes)
 
     def write(self, column: int, slot: int, observations: npt.NDArray[Any], lanes: Indices | None = None) -> None:

@@ -110,7 +110,7 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
             if isinstance(infos, dict):
                 prepared["timeouts"][...] = _as_array(infos.get(_TIMEOUT, False))
             else:
-                prepared["timeouts"][...] = [info.get(_TIMEOUT, False) for info in infos]
+                prepared["timeouts"][...] = np.array([info.get(_TIMEOUT, False) for info in infos])
 
     def _write_all(self, pos: int, steps: list[tuple[DeviceStore, Step]], tensors: dict[str, th.Tensor] | None) -> None:
         """Store a transition, for which there is room. Its fields are in ``tensors``, or were prepared on the host."""

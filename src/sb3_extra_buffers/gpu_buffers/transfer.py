@@ -26,7 +26,7 @@ from sb3_extra_buffers.storage.stacking import MemoryForm, StackLayout
 CPU = th.device("cpu")
 COUNT_MASK = (1 << 31) - 1
 """Counts of observations that a kernel gets are modulo this plus one."""
-_STAGING_BYTES = 8 << 20
+_STAGING_BYTES = 2 << 20
 """Of few rows, so that they stay in the processor's cache."""
 _MOST_ROWS = 64
 _ALIGNMENT = 64
@@ -241,7 +241,7 @@ class ObservationStaging:
         if self._appended is None or self._appended[1] != form or self._appended[0].size != memory.size:
             return False
         words = np.uint64 if memory.size % 8 == 0 else np.uint8
-        return np.array_equal(memory.reshape(-1).view(words), self._appended[0].view(words))
+        return bool((memory.reshape(-1).view(words) == self._appended[0].view(words)).all())
 
     def take(self, observations: Sequence[th.Tensor], stream: th.cuda.Stream | None) -> Observations:
         """Observations that are on the device already, and are going to be read on ``stream``."""

@@ -6,12 +6,17 @@ A program takes the observations of one environment and does what
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+from typing import Any
+
 import torch as th
 import triton
 import triton.language as tl
 
 from sb3_extra_buffers.gpu_buffers.kernels import DeviceFrames, FieldRow, Launcher, block_size
 from sb3_extra_buffers.gpu_buffers.transfer import COUNT_MASK, Observations
+from sb3_extra_buffers.storage.stacking import MemoryForm
 
 
 @triton.jit
@@ -72,12 +77,11 @@ def _take(
     return head + new
 
 
-@triton.jit(do_not_specialize=["slot_0", "slot_1", "n_lanes", "ring_frames", "count", "fields_slot"])
+@triton.jit(do_not_specialize=["slot_0", "slot_1", "n_lanes", "ring_frames", "count", "fields_slot", "continues"])
 def _append(
     observations_0, observations_1, lanes, ring, heads, known, ends_0, ends_1, progress,
-    fields_row, fields, slot_0, slot_1, n_lanes, ring_frames, count, fields_slot,
-    FIELD_WORDS: tl.constexpr, FIELD_BLOCK: tl.constexpr, PAIR: tl.constexpr, CONTINUES: tl.constexpr,
-    ELEMENT: tl.constexpr,
+    fields_row, fields, slot_0, slot_1, n_lanes, ring_frames, count, fields_slot, continues,
+    FIELD_WORDS: tl.constexpr, FIELD_BLOCK: tl.constexpr, PAIR: tl.constexpr, ELEMENT: tl.constexpr,
     STACK: tl.constexpr, SIZE: tl.constexpr,
     PIXELS: tl.constexpr, CHUNK: tl.constexpr, ITEM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -92,7 +96,7 @@ def _append(
     own_ring = ring.to(tl.pointer_type(ELEMENT)) + lane * ring_frames * SIZE
     head = tl.load(heads + lane)
     is_known = tl.load(known + lane)
-    if not CONTINUES:
+    if continues == 0:
         observation = observations_0.to(tl.pointer_type(ELEMENT)) + row * STACK * SIZE
         head = _take(observation, own_ring, head, is_known, ring_frames, STACK, SIZE, PIXELS, CHUNK, ITEM, BLOCK)
     tl.store(ends_0 + slot_0 * n_lanes + lane, head.to(tl.int32))
@@ -114,7 +118,7 @@ def append_observations(
     lanes: th.Tensor,
     observations: Observations,
     ends: list[th.Tensor],
-    slots: list[int],
+    slots: Sequence[int],
     progress: th.Tensor,
     count: int,
     fields: FieldRow | None = None,
@@ -130,24 +134,27 @@ def append_observations(
     :param fields: What else belongs to the step.
     """
     parts, form, continues = observations
-    ring, size = frames.ring, frames.frame_bytes
+    n_words = 0 if fields is None else fields.fields.shape[1]
+    field_row, field_table, field_slot = (frames.headers, frames.headers, 0) if fields is None else fields
+    n_lanes, ring_frames, frame_bytes = frames.ring.shape
+    _launch(
+        frames.ring.device, (lanes.shape[0] + (n_words > 0), 1),
+        (
+            parts[0], parts[-1], lanes, frames.ring, frames.heads, frames.known, ends[0], ends[-1], progress,
+            field_row, field_table,
+        ),
+        (slots[0], slots[-1], n_lanes, ring_frames, count & COUNT_MASK, field_slot, int(continues)),
+        _append_constants(n_words, len(ends) > 1, frames.stack, frame_bytes, form),
+    )  # fmt: skip
+
+
+@functools.cache
+def _append_constants(n_words: int, pair: bool, stack: int, size: int, form: MemoryForm) -> tuple[Any, ...]:
     sizes, element = (size, *form), tl.uint8
     if form.pixels == 1 and size % 4 == 0:
         sizes, element = (size // 4, 1, size // 4, size // 4), tl.int32
-    n_words = 0 if fields is None else fields.fields.shape[1]
-    field_row, field_table, field_slot = (frames.headers, frames.headers, 0) if fields is None else fields
-    constants = (
-        n_words, 1 << (n_words - 1).bit_length() if n_words else 1,
-        len(ends) > 1, continues, element, frames.stack, *sizes, block_size(sizes[0], 8192),
-    )  # fmt: skip
-    _launch(
-        ring.device, (lanes.shape[0] + (n_words > 0), 1),
-        (
-            parts[0], parts[-1], lanes, ring, frames.heads, frames.known, ends[0], ends[-1], progress,
-            field_row, field_table,
-        ),
-        (slots[0], slots[-1], ring.shape[0], ring.shape[1], count & COUNT_MASK, field_slot), constants,
-    )  # fmt: skip
+    field_block = 1 << (n_words - 1).bit_length() if n_words else 1
+    return (n_words, field_block, pair, element, stack, *sizes, block_size(sizes[0], 8192))
 
 
 @triton.jit(do_not_specialize=["n_slots", "n_lanes", "width"])
