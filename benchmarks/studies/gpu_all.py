@@ -13,7 +13,18 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-TESTS = ["-m", "pytest", "tests/gpu", "tests/training_utils", "-k", "cuda or untrusted or interruption", "-q", "-rfE"]
+TESTS = [
+    "-m",
+    "pytest",
+    "tests/gpu",
+    "tests/training_utils",
+    "-k",
+    "cuda or untrusted or interruption",
+    "-q",
+    "-rfE",
+    "-p",
+    "no:benchmark",
+]
 """Tests without CUDA run everywhere else."""
 
 
