@@ -28,7 +28,7 @@ def short_histories(buffer: str) -> list[Name]:
                 names.append(Name(buffer, method, world, LEARNING_STEPS, number))
         names.append(Name(buffer, method, worlds[(i + shift) % len(worlds)], STEPS, 0))
     if buffer in ("CompressedReplayBuffer", "CompressedNStepReplayBuffer", "CompressedRolloutBuffer"):
-        names += [Name(buffer, AUTO, world, STEPS, number) for world in VECTORS for number in range(1, 5)]
+        names += [Name(buffer, AUTO, world, LEARNING_STEPS, number) for world in VECTORS for number in range(1, 7)]
     return names
 
 

@@ -72,13 +72,12 @@ class History:
         if self.rng.random() < 0.05:
             pos = int(self.rng.integers(n_slots))  # out of turn
         places = [(0, pos), (1, pos) if store.n_columns == 2 else (0, (pos + 1) % n_slots)]
-        store.prepare(2, pos)
-        appended = store.append(pair)
+        staged = store.stage(pos, store.checked_pair(*pair))
         try:
             with Interrupt(int(self.rng.integers(1, 120))):
-                store.place(places, appended)
+                store.place_step(pos, staged)
         except KeyboardInterrupt:
-            store.place(places, appended)
+            store.place_step(pos, staged)
         for (column, slot), values in zip(places, pair, strict=True):
             self.arrays[column, slot] = values
         store.finish_step()
@@ -135,8 +134,7 @@ def test_next_observations_take_no_memory_but_at_the_ends_of_episodes() -> None:
         following = observations[t + 1].copy()
         if t % 50 == 49:
             following[0] += 1
-        store.prepare(2, t % 1000)
-        store.place([(0, t % 1000), (1, t % 1000)], store.append([observations[t], following]))
+        store.place_step(t % 1000, store.checked_pair(observations[t], following))
     row = 3 * FLOATS.itemsize
     assert store.payload_bytes <= (2000 + 4 + 1000 // 50 + 1) * row
 
@@ -145,8 +143,7 @@ def test_rows_that_were_lost_are_found_again() -> None:
     store = make(4, 2)
     for t in range(200):
         step = np.random.default_rng(t).normal(size=(2, 2, 3))
-        store.prepare(2, t % 4)
-        store.place([(0, t % 4), (1, t % 4)], store.append(list(step)))
+        store.place_step(t % 4, store.checked_pair(*step))
         store._free_rows.clear()  # as if each step had been interrupted
         store.check()
 

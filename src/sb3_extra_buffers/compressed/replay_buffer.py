@@ -17,9 +17,12 @@ from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.compressed.arguments import StorageOptions
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
 from sb3_extra_buffers.compressed.conversion import Conversions
-from sb3_extra_buffers.compressed.rows import SINGLE, part_of, row_of
+from sb3_extra_buffers.compressed.rows import SINGLE, row_of
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
 from sb3_extra_buffers.storage.base_store import BaseStore
+
+_FLOAT, _BOOL = np.dtype(np.float32), np.dtype(np.bool_)
+"""The usual dtypes of rewards and dones, which assigning them to an array cannot fail with."""
 
 
 class CompressedReplayBuffer(BaseCompressedBuffer, Conversions, ReplayBuffer):
@@ -60,6 +63,7 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions, ReplayBuffer):
 
     def _create_state(self) -> None:
         super()._create_state()
+        self._row_shape, self._action_shape = (self.n_envs,), (self.n_envs, self.action_dim)
         self.optimize_memory_usage = self._n_columns == 1  # not passed to SB3's constructor
         self.observations = self._column(0)
         self.next_observations = self._column(0, shift=1) if self.optimize_memory_usage else self._column(1)
@@ -76,33 +80,31 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions, ReplayBuffer):
         # SB3's own method would copy every observation twice before it reaches the store. This one first checks all
         # values, then stores frames that nothing refers to yet, and then makes the step visible, which cannot fail.
         with self._lock.held:
-            pos = self.pos
-            checked = [
-                (store, (store.checked(part_of(obs, key)), store.checked(part_of(next_obs, key))))
-                for key, store in self._stores.items()
-            ]
-            row = (
-                row_of(self.actions, np.asarray(action).reshape(self.n_envs, self.action_dim)),
-                row_of(self.rewards, reward),
-                row_of(self.dones, done),
-                self._timeouts_of(infos) if self.handle_timeout_termination else 0.0,
-            )
-            for store, _ in checked:
-                store.prepare(2, pos)
-            appended = [(store, store.append(pair)) for store, pair in checked]
+            pos, shape, staged = self.pos, self._row_shape, []
+            for key, store in self._stores.items():
+                pair = store.checked_pair(obs[key], next_obs[key]) if key else store.checked_pair(obs, next_obs)
+                staged.append((store, pair))
+            action = np.asarray(action).reshape(self._action_shape)
+            if action.dtype is not self.actions.dtype:
+                action = row_of(self.actions, action)
+            if type(reward) is not np.ndarray or reward.dtype is not _FLOAT or reward.shape != shape:
+                reward = row_of(self.rewards, reward)
+            if type(done) is not np.ndarray or done.dtype is not _BOOL or done.shape != shape:
+                done = row_of(self.dones, done)
+            row = action, reward, done, self._timeouts_of(infos) if self.handle_timeout_termination else 0.0
+            staged = [(store, store.stage(pos, pair)) for store, pair in staged]
             try:
-                self._commit(pos, appended, row)
+                self._commit(pos, staged, row)
             except BaseException:  # Ctrl-C: the transition is stored as a whole nevertheless
-                self._commit(pos, appended, row)
+                self._commit(pos, staged, row)
                 raise
-            for store, _ in checked:
+            for store, _ in staged:
                 store.finish_step()
 
-    def _commit(self, pos: int, appended: list[tuple[BaseStore, Any]], row: tuple[Any, ...]) -> None:
+    def _commit(self, pos: int, staged: list[tuple[BaseStore, Any]], row: tuple[Any, ...]) -> None:
         """Make a stored transition the one at ``pos``. Doing it twice does no harm."""
-        places = ((0, pos), (0, (pos + 1) % self.buffer_size) if self.optimize_memory_usage else (1, pos))
-        for store, observations in appended:
-            store.place(places, observations)
+        for store, step in staged:
+            store.place_step(pos, step)
         self.actions[pos], self.rewards[pos], self.dones[pos], self.timeouts[pos] = row
         if pos + 1 == self.buffer_size:
             self.full = True

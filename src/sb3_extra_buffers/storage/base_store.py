@@ -113,6 +113,23 @@ class BaseStore(ABC):
             array = array.copy(order="K")
         return array if array.dtype is self.stored_dtype else saturate(array, self.stored_dtype)
 
+    def checked_pair(self, observations: npt.ArrayLike, following: npt.ArrayLike) -> Any:
+        """The observations and next observations of a step, for :meth:`stage`, or an error."""
+        return self.checked(observations), self.checked(following)
+
+    def stage(self, slot: int, pair: Any) -> Any:
+        """Store what :meth:`checked_pair` returned, not visible yet, and return it for :meth:`place_step`."""
+        self.prepare(2, slot)
+        return self.append(pair)
+
+    def place_step(self, slot: int, staged: Any) -> None:
+        """Make a step the one in this slot. With one column, the next observation goes to the slot after it.
+
+        Doing it twice does no harm.
+        """
+        following = (0, (slot + 1) % self.n_slots) if self.n_columns == 1 else (1, slot)
+        self.place(((0, slot), following), staged)
+
     def write(self, column: int, slot: int, observations: npt.NDArray[Any], lanes: Indices | None = None) -> None:
         """Store :meth:`checked` observations, one for each environment or for each of ``lanes``."""
         with self.lock.held:

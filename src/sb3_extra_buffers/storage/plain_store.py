@@ -1,19 +1,21 @@
 """Observations as plain rows of an array, for vectors and other small observations.
 
-Compressing them would cost more time than it saves memory. Still, they take about half of what SB3's buffer takes,
-because the next observation of a step usually is the observation of the step after, and that is stored once::
+Compressing them would cost more time than it saves memory. Still, they take less than SB3's arrays, because the next
+observation of a step usually is the observation of the step after, and that is stored once::
 
     row 0           zeros: what was never written
     rows 1 to n     the observations, slot after slot
     2 * n_envs      the next observations of the newest step; two blocks that take turns
     the rest        next observations that are no observation: at the ends of episodes, mostly
 
-For every next observation, an index has its row.
+For every next observation, an index has its row. The newest step is special: its index already has the rows of the
+next slot, where its next observations are going to be, but they are in a block until then.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +28,7 @@ from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.base_store import CPU, BaseStore
 from sb3_extra_buffers.storage.choice import SMALLEST_FRAME
 from sb3_extra_buffers.storage.config import StorageConfig
-from sb3_extra_buffers.storage.digests import Digests
+from sb3_extra_buffers.storage.digests import Digests, digests_of
 from sb3_extra_buffers.storage.memory import zeros
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 
@@ -36,6 +38,8 @@ _LARGEST_IMAGE = 192
 _PIECE = 1 << 12
 
 Appended = tuple[Sequence[npt.NDArray[Any]], Sequence[Digests] | None]
+_Step = tuple[bytes, bytes, Sequence[Digests] | None]
+"""Observations and next observations of a step as bytes, which are fast to compare and to copy, and their checksums."""
 
 
 def suits(config: StorageConfig, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
@@ -51,12 +55,13 @@ def suits(config: StorageConfig, shape: tuple[int, ...], dtype: np.dtype[Any]) -
 
 
 class PlainStore(BaseStore):
-    """Observations as they are. See the module's description."""
+    """Observations without compression. See the module's description."""
 
     def __init__(self, n_slots: int, n_envs: int, *args: Any, **kwargs: Any) -> None:
         super().__init__(n_slots, n_envs, *args, **kwargs)
         n, size = n_slots * n_envs, math.prod(self.shape)
         shares = self.n_columns == 2
+        self._envs = np.arange(n_envs)
         self._first_own = n + 1
         """Rows from this one on belong to one next observation each."""
         self._first_free = n + 1 + (2 * n_envs if shares else 0)
@@ -66,14 +71,21 @@ class PlainStore(BaseStore):
         self._observed = self._rows[1 : n + 1].reshape(n_slots, *self._step_shape)
         self._next_rows = zeros((n_slots if shares else 0, n_envs), np.dtype(np.uint32))
         self._flat_next_rows = self._next_rows.reshape(-1)
-        self._envs = np.arange(n_envs)
-        self._has_own_rows = np.zeros(n_slots if shares else 0, dtype=np.bool_)
-        """Of each slot: whether it may have rows after ``_first_free``."""
-        blocks = [self._first_own + turn * n_envs for turn in (0, 1)] if shares else []
-        self._blocks = [self._rows[first : first + n_envs].reshape(self._step_shape) for first in blocks]
-        self._block_rows = [first + self._envs for first in blocks]
+        # The same memory as bytes: copying bytes to it takes half as long as assigning to an array.
+        self._bytes = self._rows.reshape(-1).view(np.uint8).data
+        self._index_bytes = self._flat_next_rows.view(np.uint8).data
+        self._row_bytes = size * self.stored_dtype.itemsize
+        self._step_bytes = n_envs * self._row_bytes
+        in_blocks = [self._first_own * self._row_bytes + turn * self._step_bytes for turn in (0, 1)]
+        self._in_block = [slice(first, first + self._step_bytes) for first in in_blocks]
+        self._first_numbers, self._ones = (
+            int.from_bytes(numbers.astype(np.uint32).tobytes(), sys.byteorder)
+            for numbers in (self._envs, np.ones(n_envs))
+        )
+        self._fast_dtype = self.dtype if self.stored_dtype == self.dtype else None
+        """Observations of this dtype need no conversion."""
         if self.config.recipe is None:
-            self.choice = f"plain rows are the fastest for {size} numbers, and half of SB3's memory"
+            self.choice = f"plain rows are the fastest for {size} numbers, and next observations are shared"
         self._forget()
 
     def _forget(self) -> None:
@@ -82,7 +94,7 @@ class PlainStore(BaseStore):
         self._turn = 0
         """Which block."""
         self._newest_bytes: bytes | None = None
-        """The contents of that block, which are fast to compare, if they are known."""
+        """The contents of that block, if they are known."""
         self._free_rows: list[int] = []
         self._n_own = 0
         """How many rows after ``_first_free`` have been in use."""
@@ -94,7 +106,7 @@ class PlainStore(BaseStore):
     @property
     def payload_bytes(self) -> int:
         n_rows = self.slots_used * self.n_envs + (self._first_free - self._first_own) + self._n_own
-        return n_rows * math.prod(self.shape) * self.stored_dtype.itemsize
+        return n_rows * self._row_bytes
 
     @property
     def reference_bytes(self) -> int:
@@ -102,88 +114,111 @@ class PlainStore(BaseStore):
 
     def index_bytes(self, filled: float) -> int:
         digests = self.digests.nbytes if self.digests else 0
-        return round(filled * (self._next_rows.nbytes + self._has_own_rows.nbytes + digests))
+        return round(filled * (self._next_rows.nbytes + digests))
+
+    def checked_pair(self, observations: npt.ArrayLike, following: npt.ArrayLike) -> _Step:
+        digests = None
+        if self.digests is not None:
+            digests = [digests_of(self.checked(part)) for part in (observations, following)]
+        return self._checked_bytes(observations), self._checked_bytes(following), digests
+
+    def _checked_bytes(self, observations: Any) -> bytes:
+        if (
+            type(observations) is not np.ndarray
+            or observations.dtype is not self._fast_dtype
+            or observations.shape != self._step_shape
+        ):
+            observations = self.checked(observations)
+        contents: bytes = observations.tobytes()
+        return contents
+
+    def stage(self, slot: int, pair: _Step) -> _Step:
+        return pair
 
     def prepare(self, n_observations: int, slot: int | None = None) -> None:
-        n_left = len(self._rows) - self._first_free - self._n_own
-        if self.n_columns == 2 and len(self._free_rows) + n_left < 2 * self.n_envs:
-            self._find_free_rows()
+        """There is always room."""
 
     def append(self, observations: Sequence[npt.NDArray[Any]], lanes: Indices | None = None) -> Appended:
         return observations, self._digests_of(observations)
 
-    def place(self, places: Sequence[tuple[int, int]], appended: Appended, lanes: Indices | None = None) -> None:
-        observations, digests = appended
-        slot = places[0][1]
+    def place_step(self, slot: int, staged: _Step) -> None:
+        observations, following, digests = staged
+        if self.n_columns == 1:
+            pair = [
+                np.frombuffer(part, self.stored_dtype).reshape(self._step_shape) for part in (observations, following)
+            ]
+            super().place_step(slot, (pair, digests))
+            return
         if slot >= self.slots_used:
             self.slots_used = slot + 1
-        if len(places) == 2 and self.n_columns == 2:
-            self._place_step(slot, *observations)
-        else:
-            where = self._envs if lanes is None else lanes
-            for (column, slot), values in zip(places, observations, strict=True):
-                self.slots_used = max(self.slots_used, slot + 1)
-                (self._place_next if column else self._place_observation)(slot, where, values)
-        if digests is not None:
-            self._place_digests(places, digests, lanes)
-
-    def _place_step(self, slot: int, observations: npt.NDArray[Any], following: npt.NDArray[Any]) -> None:
-        """Store a step of all environments. If this is interrupted, it can be called again."""
         previous = (slot or self.n_slots) - 1
-        if self._newest == previous != slot:
-            first = slot * self.n_envs + 1
-            self._next_rows[previous] = np.arange(first, first + self.n_envs)
-            contents = observations.tobytes()
-            if contents != self._newest_bytes:
-                self._keep_unequal(previous, contents)
-        else:  # the first step, or not in turn
+        if self._newest != previous or previous == slot:  # the first step, or not in turn
             self._keep_newest(slot)
             self._unshare(slot, self._envs)
-        freed = self._own_rows(slot) if self._has_own_rows[slot] else []
-        turn = 1 - self._turn
-        self._observed[slot] = observations
-        self._blocks[turn][...] = following
-        contents = following.tobytes()
-        self._next_rows[slot] = self._block_rows[turn]
-        self._has_own_rows[slot] = False
+        elif observations != self._newest_bytes:
+            self._keep_unequal(previous, observations)
+        n_bytes, turn, freed = self._step_bytes, 1 - self._turn, None
+        start, in_index = self._row_bytes + slot * n_bytes, slice(4 * slot * self.n_envs, 4 * (slot + 1) * self.n_envs)
+        rows = self._rows_after(slot)
+        if self._index_bytes[in_index] != rows:
+            freed = self._own_rows(slot)
+            self._index_bytes[in_index] = rows
+        self._bytes[start : start + n_bytes] = observations
+        self._bytes[self._in_block[turn]] = following
         # From here on, an interrupted step is complete.
-        self._newest, self._turn, self._newest_bytes = slot, turn, contents
-        self._free_rows += freed
+        self._newest, self._turn, self._newest_bytes = slot, turn, following
+        if freed:
+            self._free_rows += freed
+        if digests is not None:
+            self._place_digests([(0, slot), (1, slot)], digests)
+
+    def _rows_after(self, slot: int) -> bytes:
+        """The rows of the observations in the next slot, as bytes of the index: NumPy would take five times as long."""
+        first = (slot + 1) % self.n_slots * self.n_envs + 1
+        return (first * self._ones + self._first_numbers).to_bytes(4 * self.n_envs, sys.byteorder)
+
+    def place(self, places: Sequence[tuple[int, int]], appended: Appended, lanes: Indices | None = None) -> None:
+        where = self._envs if lanes is None else lanes
+        observations, digests = appended
+        for (column, slot), values in zip(places, observations, strict=True):
+            self.slots_used = max(self.slots_used, slot + 1)
+            (self._place_next if column else self._place_observation)(slot, where, values)
+        self._place_digests(places, digests, lanes)
 
     def _keep_unequal(self, previous: int, observations: bytes) -> None:
         """Give a row of its own to each next observation of the step before that is not the observation of this one.
 
         Bytes are compared: NaN must equal itself, and 0.0 is not -0.0.
         """
-        block = self._blocks[self._turn]
-        before = block.tobytes() if self._newest_bytes is None else self._newest_bytes
-        size = max(len(before) // self.n_envs, 1)
+        before, size = self._rows[self._rows_of_block()].tobytes(), max(self._row_bytes, 1)
         for lane, at in enumerate(range(0, len(before), size)):
             if observations[at : at + size] != before[at : at + size]:
                 (row,) = self._new_rows(1)
-                self._rows[row] = block[lane].reshape(-1)
-                self._has_own_rows[previous] = True
+                self._bytes[row * size : (row + 1) * size] = before[at : at + size]
                 self._next_rows[previous, lane] = row
+
+    def _rows_of_block(self) -> Indices:
+        """Where the next observations of the newest step are."""
+        rows: Indices = self._first_own + self._turn * self.n_envs + self._envs
+        return rows
 
     def _keep_newest(self, slot: int) -> None:
         """Give rows of their own to the next observations of the newest step, unless ``slot`` is that step."""
         if self._newest is not None and self._newest != slot:
-            in_block = self._next_rows[self._newest] == self._block_rows[self._turn]
-            self._give_rows(self._newest, self._envs[in_block])
+            self._give_rows(self._newest, self._envs, self._rows[self._rows_of_block()])
 
     def _unshare(self, slot: int, lanes: Indices) -> None:
         """Before observations change: the step before must not change with them."""
-        if self.n_columns == 2:
-            previous = (slot or self.n_slots) - 1
-            shared = self._next_rows[previous, lanes] == slot * self.n_envs + 1 + lanes
-            self._give_rows(previous, lanes[shared])
+        previous = (slot or self.n_slots) - 1
+        if self.n_columns == 2 and previous != self._newest:
+            lanes = lanes[self._next_rows[previous, lanes] == slot * self.n_envs + 1 + lanes]
+            self._give_rows(previous, lanes, self._observed[slot, lanes])
 
-    def _give_rows(self, slot: int, lanes: Indices) -> None:
+    def _give_rows(self, slot: int, lanes: Indices, values: npt.NDArray[Any]) -> None:
         """Copy next observations of a slot to rows of their own."""
         if len(lanes):
             rows = self._new_rows(len(lanes))
-            self._rows[rows] = self._rows[self._next_rows[slot, lanes]]
-            self._has_own_rows[slot] = True
+            self._rows[rows] = values.reshape(len(lanes), self._rows.shape[1])
             self._next_rows[slot, lanes] = rows
 
     def _place_observation(self, slot: int, lanes: Indices, values: npt.NDArray[Any]) -> None:
@@ -191,17 +226,20 @@ class PlainStore(BaseStore):
         self._observed[slot, lanes] = values
 
     def _place_next(self, slot: int, lanes: Indices, values: npt.NDArray[Any]) -> None:
-        rows = self._next_rows[slot, lanes].astype(np.int64)
-        lacking = np.flatnonzero(rows < self._first_own)
-        rows[lacking] = self._new_rows(len(lacking))
         if slot == self._newest:
             self._newest_bytes = None
+            self._rows[self._rows_of_block()[lanes]] = values.reshape(len(lanes), self._rows.shape[1])
+            return
+        rows = self._next_rows[slot, lanes].astype(np.int64)
+        lacking = np.flatnonzero(rows < self._first_free)
+        rows[lacking] = self._new_rows(len(lacking))
         self._rows[rows] = values.reshape(len(lanes), self._rows.shape[1])
-        self._has_own_rows[slot] = True
         self._next_rows[slot, lanes] = rows
 
     def _new_rows(self, n: int) -> list[int]:
-        """Rows that nothing refers to. :meth:`prepare` made sure that there are enough."""
+        """Rows that nothing refers to."""
+        if len(self._free_rows) + len(self._rows) - self._first_free - self._n_own < n:
+            self._find_free_rows()
         rows = [self._free_rows.pop() for _ in range(min(n, len(self._free_rows)))]
         first = self._first_free + self._n_own
         self._n_own += n - len(rows)
@@ -214,16 +252,24 @@ class PlainStore(BaseStore):
 
     def _find_free_rows(self) -> None:
         """Search for rows that nothing refers to any more. Only interrupted steps lose track of some."""
-        in_use = self._flat_next_rows[self._flat_next_rows >= self._first_free]
-        free = np.ones(len(self._rows) - self._first_free, dtype=np.bool_)
-        free[in_use.astype(np.int64) - self._first_free] = False
-        self._free_rows, self._n_own = (np.flatnonzero(free) + self._first_free).tolist(), len(free)
+        free = np.ones(self._n_own, dtype=np.bool_)
+        free[self._rows_in_use() - self._first_free] = False
+        self._free_rows = (np.flatnonzero(free) + self._first_free).tolist()
+
+    def _rows_in_use(self) -> Indices:
+        """The rows after ``_first_free`` that the index refers to."""
+        return self._flat_next_rows[self._flat_next_rows >= self._first_free].astype(np.int64)
 
     def _fill(self, wanted: list[tuple[int, Indices]], envs: Indices, outs: list[npt.NDArray[Any]]) -> None:
         for (column, slots), out in zip(wanted, outs, strict=True):
             places = slots * self.n_envs
             places += envs
-            rows = self._flat_next_rows.take(places) if column else np.add(places, 1, out=places)
+            if column:
+                rows, is_newest = self._flat_next_rows.take(places), slots == self._newest
+                if np.count_nonzero(is_newest):
+                    rows[is_newest] = self._rows_of_block()[envs[is_newest]]
+            else:
+                rows = np.add(places, 1, out=places)
             # Rows are in range. "clip" only spares NumPy a copy that would leave ``out`` unchanged after an error.
             self._rows.take(rows, axis=0, out=out.reshape(len(rows), self._rows.shape[1]), mode="clip")
 
@@ -231,7 +277,6 @@ class PlainStore(BaseStore):
         with self.lock.held:
             self._next_rows[: self.slots_used] = 0
             self._observed[: self.slots_used] = 0
-            self._has_own_rows[: self.slots_used] = False
             if self.digests is not None:
                 self.digests.clear(self.slots_used)
             self.slots_used = 0
@@ -241,12 +286,12 @@ class PlainStore(BaseStore):
         with self.lock.held:
             for first in range(0, self.slots_used if self.n_columns == 2 else 0, _PIECE):
                 self._check_next_rows(np.arange(first, min(first + _PIECE, self.slots_used)))
-            own = self._flat_next_rows[self._flat_next_rows >= self._first_own]
+            own = self._rows_in_use()
             if len(np.unique(own)) != len(own):
                 raise CorruptDataError("Two next observations have the same row.")
             if not set(self._free_rows).isdisjoint(own.tolist()):
                 raise CorruptDataError("A row that is in use counts as free.")
-            if self._newest_bytes is not None and self._newest_bytes != self._blocks[self._turn].tobytes():
+            if self._newest_bytes is not None and self._newest_bytes != self._rows[self._rows_of_block()].tobytes():
                 raise CorruptDataError("The newest next observations are not the stored ones.")
             if self._rows[0].any():
                 raise CorruptDataError("The row of observations that were never written is not zero.")
@@ -254,9 +299,7 @@ class PlainStore(BaseStore):
     def _check_next_rows(self, slots: Indices) -> None:
         rows = self._next_rows[slots].astype(np.int64)
         exists = (rows == 0) | (rows == (slots[:, None] + 1) % self.n_slots * self.n_envs + 1 + self._envs)
-        exists |= (rows >= self._first_free) & (rows < self._first_free + self._n_own) & self._has_own_rows[slots, None]
-        if self._newest is not None:
-            exists[slots == self._newest] |= rows[slots == self._newest] == self._block_rows[self._turn]
+        exists |= (rows >= self._first_free) & (rows < self._first_free + self._n_own)
         if not exists.all():
             slot, env = np.argwhere(~exists)[0].tolist()
             raise CorruptDataError(
@@ -265,11 +308,13 @@ class PlainStore(BaseStore):
             )
 
     def state(self) -> State:
-        used = self.slots_used
+        used, next_rows = self.slots_used, self._next_rows[: self.slots_used].copy()
+        if self._newest is not None:
+            next_rows[self._newest] = self._rows_of_block()
         return {
             "slots_used": used,
             "observations": self._observed[:used],
-            "next_rows": self._next_rows[:used],
+            "next_rows": next_rows,
             "own_rows": self._rows[self._first_own : self._first_free + self._n_own],
             "newest": self._newest,
             "turn": self._turn,
@@ -291,17 +336,19 @@ class PlainStore(BaseStore):
         self._next_rows[: used if shares else 0] = state.array(
             "next_rows", np.uint32, (used if shares else 0, self.n_envs)
         )
-        self._has_own_rows[:] = (self._next_rows >= self._first_free).any(axis=1)
-        self._newest = state.integer("newest", 0, self.n_slots - 1) if state.has("newest") else None
+        self._newest = state.integer("newest", 0, used - 1) if state.has("newest") else None
         self._turn = state.integer("turn", 0, 1)
         self.slots_used = used
+        if self._newest is not None:
+            if (self._next_rows[self._newest] != self._rows_of_block()).any():
+                raise state.error("newest", "is another slot than the index says")
+            self._next_rows[self._newest] = np.frombuffer(self._rows_after(self._newest), np.uint32)
         self._restore_digests(state)
         try:
             self.check()
         except CorruptDataError as error:
             raise state.error("next_rows", f"contradicts itself: {error}") from error
-        in_use = set(self._flat_next_rows[self._flat_next_rows >= self._first_free].tolist())
-        self._free_rows = [row for row in range(self._first_free, self._first_free + self._n_own) if row not in in_use]
+        self._find_free_rows()
 
     def _restore_frames(self, state: SavedState) -> None:
         """Versions up to 1.0.0.dev0 stored small observations as frames, too."""
@@ -313,6 +360,9 @@ class PlainStore(BaseStore):
             slots = np.full(self.n_envs, slot)
             columns = list(range(self.n_columns))
             steps = earlier.read_stored([(column, slots) for column in columns], np.arange(self.n_envs), CPU)
-            self.place([(column, slot) for column in columns], (steps, None))
+            if self.n_columns == 2:
+                self.place_step(slot, (steps[0].tobytes(), steps[1].tobytes(), None))
+            else:
+                self.place([(0, slot)], (steps, None))
         if self.digests is not None and earlier.digests is not None:
             self.digests = earlier.digests

@@ -32,15 +32,27 @@ PLAIN_FAULTS = [
         "own: list[int] = rows.tolist()",
     ),
     Fault(
-        "an assigned next observation is not compared",
+        "an assigned next observation of the newest step is not read",
         PLAIN,
-        "        if slot == self._newest:\n            self._newest_bytes = None\n",
-        "",
+        "        if slot == self._newest:\n",
+        "        if slot == -1:\n",
     ),
     Fault(
         "a step out of turn takes the block of the newest",
         PLAIN,
         "            self._keep_newest(slot)\n",
+        "",
+    ),
+    Fault(
+        "the next observation of the newest step is read from the slot after it",
+        PLAIN,
+        "rows[is_newest] = self._rows_of_block()[envs[is_newest]]",
+        "pass",
+    ),
+    Fault(
+        "a slot that is overwritten keeps the rows of its next observations",
+        PLAIN,
+        "            self._index_bytes[in_index] = rows\n",
         "",
     ),
 ]
