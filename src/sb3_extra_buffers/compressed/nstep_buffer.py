@@ -67,7 +67,7 @@ class CompressedNStepReplayBuffer(CompressedReplayBuffer, NStepReplayBuffer):
         steps = np.arange(self.n_steps)
         window = (slots[:, None] + steps) % self.buffer_size, envs[:, None]
         # The slot after the newest transition holds the oldest one.
-        is_last = (window[0] == (self.pos - 1) % self.buffer_size) | (self.dones[window] + self.timeouts[window] > 0)
+        is_last = (window[0] == (self.pos - 1) % self.buffer_size) | self._has_ended(window)
         is_last[:, -1] = True
         n_added = is_last.argmax(axis=1)[:, None] + 1
         rewards = self._normalize_reward(self.rewards[window], env)

@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy.typing as npt
 import torch as th
 from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
 from stable_baselines3.common.utils import check_for_correct_spaces, get_device
@@ -180,9 +181,14 @@ class SaveableBuffer(BaseBuffer):
         return {
             "pos": self.pos,
             "full": self.full,
-            "fields": {name: getattr(self, name) for name in self._saved_fields},
+            "fields": {name: self._field(name) for name in self._saved_fields},
             "stores": {key: store.state() for key, store in self._stores.items()},
         }
+
+    def _field(self, name: str) -> npt.NDArray[Any]:
+        """One of the arrays in ``_saved_fields``."""
+        field: npt.NDArray[Any] = getattr(self, name)
+        return field
 
     def _restore(self, state: SavedState) -> None:
         """Load what :meth:`_state` returned into a new buffer with the same arguments."""

@@ -1,0 +1,108 @@
+"""``dones`` and ``timeouts`` of replay buffers in one byte per transition, where SB3 has two arrays of float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from stable_baselines3.common.buffers import ReplayBuffer
+
+from sb3_extra_buffers.storage.locking import BufferLock
+
+Flags = npt.NDArray[np.uint8]
+"""1 for a transition that is done, and 2 more if that is because of a time limit."""
+_BITS = {"dones": 0, "timeouts": 1}
+_DONE_OR_NOT = np.array([0, 1, 0, 0], dtype=np.float32)
+"""For each value of flags, what a batch has: time limits do not count."""
+_PIECE = 1 << 14
+
+
+class _FlagField:
+    """Whoever asks for the array gets it. From then on, the buffer has SB3's arrays, which that caller may change."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, buffer: BufferWithFlags | None, owner: type | None = None) -> Any:
+        if buffer is None:
+            return self
+        buffer._unpack_flags()
+        try:
+            return vars(buffer)[self._name]
+        except KeyError:
+            raise AttributeError(self._name) from None
+
+    def __set__(self, buffer: BufferWithFlags, array: npt.NDArray[Any]) -> None:
+        buffer._unpack_flags()
+        vars(buffer)[self._name] = array
+
+
+class BufferWithFlags(ReplayBuffer):
+    """A replay buffer with flags as long as nobody asks for ``dones`` or ``timeouts``, and all of them are 0 or 1."""
+
+    dones = _FlagField()
+    timeouts = _FlagField()
+    _flags: Flags | None = None
+    _lock: BufferLock
+
+    def _create_flags(self) -> None:
+        """Replace empty arrays by flags, unless a derived class keeps them in another way."""
+        if isinstance(type(self).dones, _FlagField):
+            del vars(self)["dones"], vars(self)["timeouts"]
+            self._flags = np.zeros((self.buffer_size, self.n_envs), dtype=np.uint8)
+
+    def _pack_flags(self) -> None:
+        """Replace arrays by flags, unless a value is neither 0 nor 1."""
+        if not isinstance(type(self).dones, _FlagField):
+            return
+        dones, timeouts = self.dones, self.timeouts
+        packed = np.zeros((self.buffer_size, self.n_envs), dtype=np.uint8)
+        for start in range(0, self.buffer_size, _PIECE):
+            piece = slice(start, start + _PIECE)
+            flags = flags_of(dones[piece], timeouts[piece])
+            if flags is None:
+                return
+            packed[piece] = flags
+        self._flags = packed
+        del vars(self)["dones"], vars(self)["timeouts"]
+
+    def _unpack_flags(self) -> None:
+        """Replace the flags by arrays."""
+        if self._flags is not None:
+            with self._lock.held:
+                vars(self).update({name: self._flag_field(name) for name in _BITS})
+                self._flags = None
+
+    def _flag_field(self, name: str) -> npt.NDArray[Any]:
+        """``dones`` or ``timeouts``: the array, or a copy made from flags."""
+        if self._flags is None:
+            found: npt.NDArray[Any] = getattr(self, name)
+            return found
+        return (self._flags >> _BITS[name] & 1).astype(np.float32)
+
+    def _dones_at(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """What a batch has, (n, 1), for transitions that end an episode other than by a time limit."""
+        if self._flags is not None:
+            return _DONE_OR_NOT.take(self._flags.reshape(-1, 1).take(places, axis=0))
+        found: npt.NDArray[np.float32] = self.dones.reshape(-1, 1).take(places, axis=0)
+        found *= 1 - self.timeouts.reshape(-1, 1).take(places, axis=0)
+        return found
+
+    def _has_ended(self, places: Any) -> npt.NDArray[np.bool_]:
+        """Whether an episode ended at ``(slots, environments)``, for whatever reason."""
+        ended: npt.NDArray[np.bool_]
+        ended = (self.dones[places] + self.timeouts[places] if self._flags is None else self._flags[places]) > 0
+        return ended
+
+
+def flags_of(dones: npt.ArrayLike, timeouts: npt.ArrayLike) -> Flags | None:
+    """Both in one array of bytes, or ``None`` if there is a value other than 0 and 1."""
+    flags = np.uint8(0)
+    for name, values in (("dones", dones), ("timeouts", timeouts)):
+        array = np.asarray(values, dtype=np.float32)
+        is_set = array != 0
+        if (is_set.astype(np.float32).view(np.uint32) != array.view(np.uint32)).any():  # -0.0 is not 0.0
+            return None
+        flags = flags + (is_set.view(np.uint8) << _BITS[name])
+    return flags  # type: ignore[return-value]  # an array by now
