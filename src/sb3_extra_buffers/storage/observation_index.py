@@ -26,6 +26,8 @@ from sb3_extra_buffers.storage.stacking import StackLayout
 
 _WORTH_COMPACTING = 1 << 20
 _PIECE = 4096
+_SAMPLES, _SAMPLED_SLOTS = 4, 256
+"""How many pieces of how many slots, in how many lanes, show whether it may be worth it."""
 
 
 class EarlierCodec(NamedTuple):
@@ -153,9 +155,25 @@ class ObservationIndex(BaseStore):
         That happens when slots are overwritten in random order. Buffers overwrite them in turn, which frees the arena
         from its old end on, and then there is nothing to do here.
         """
-        if 2 * float(self._frames_in_use() @ self.frames.mean_frame_bytes()) < self.frames.arena.live_bytes:
-            self.rebuild(self.layout, self.recipe)
+        # Counting all frames takes 100 ms for a million transitions, so first it is found out whether that is worth it.
+        if self._looks_mostly_dead():
+            in_use = float(self._frames_in_use() @ self.frames.mean_frame_bytes())
+            if 2 * in_use < self.frames.arena.live_bytes:
+                self.rebuild(self.layout, self.recipe)
         self._compact_at = max(_WORTH_COMPACTING, self.frames.arena.nbytes * 5 // 4)
+
+    def _looks_mostly_dead(self) -> bool:
+        """Whether observations use less than half of the frames, by some slots of some lanes."""
+        frames, n_slots = self.frames, min(self.slots_used, _SAMPLED_SLOTS)
+        first_slots = np.linspace(0, self.slots_used - n_slots, _SAMPLES, dtype=np.int64).tolist()
+        lanes = np.linspace(0, self.n_envs - 1, min(self.n_envs, _SAMPLES), dtype=np.int64)
+        n_used = 0
+        for lane in lanes.tolist():
+            for first in first_slots:
+                ends = np.sort(np.concatenate([column[first : first + n_slots, lane] for column in self.ends]))
+                n_used += int(np.minimum(np.diff(ends, prepend=np.uint32(0)), self.layout.stack).sum())
+        n_stored = (frames.heads - frames.first_records * frames.codec.frames_per_record)[lanes].sum()
+        return bool(2 * n_used * self.slots_used < n_stored * n_slots * _SAMPLES)
 
     def _frames_in_use(self) -> Indices:
         """How many frames of each lane belong to observations."""
