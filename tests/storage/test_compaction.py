@@ -1,4 +1,4 @@
-"""Slots that are overwritten in random order leave dead frames behind, which are removed. In turn, nothing is searched."""
+"""Slots that are overwritten in random order leave dead frames behind, which are removed; in turn, they leave none."""
 
 from __future__ import annotations
 
