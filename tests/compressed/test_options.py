@@ -102,7 +102,8 @@ class TestMemoryUsage:
     def test_adds_up_and_names_the_method(self, method: str) -> None:
         usage = filled(compression_method=method).memory_usage()
         assert usage.total == usage.payload + usage.references + usage.index + usage.fields
-        assert usage.raw_equivalent == usage.fields + 2 * 2 * STEPS * 4 * 36 * 36
+        fields_in_sb3 = 8 + 4 + 4 + 4  # action, reward, done, timeout
+        assert usage.raw_equivalent == 2 * STEPS * (2 * 4 * 36 * 36 + fields_in_sb3)
         assert usage.transitions == 2 * STEPS
         assert usage.ratio == usage.raw_equivalent / usage.total
         assert usage.bytes_per_transition == usage.total / usage.transitions

@@ -117,10 +117,9 @@ class BaseStore(ABC):
         """The observations and next observations of a step, for :meth:`stage`, or an error."""
         return self.checked(observations), self.checked(following)
 
+    @abstractmethod
     def stage(self, slot: int, pair: Any) -> Any:
         """Store what :meth:`checked_pair` returned, not visible yet, and return it for :meth:`place_step`."""
-        self.prepare(2, slot)
-        return self.append(pair)
 
     def place_step(self, slot: int, staged: Any) -> None:
         """Make a step the one in this slot. With one column, the next observation goes to the slot after it.

@@ -108,6 +108,10 @@ class ObservationStore(ObservationIndex):
         if self._has_elements:
             self.frames.make_room(n_observations, self._oldest)
 
+    def stage(self, slot: int, pair: Sequence[npt.NDArray[Any]]) -> Appended:
+        self.prepare(2, slot)
+        return self.append(pair)
+
     def append(self, observations: Sequence[npt.NDArray[Any]], lanes: Indices | None = None) -> Appended:
         digests = self._digests_of(observations)
         if not self._has_elements:
