@@ -49,6 +49,7 @@ class Measurements:
     """Checksums of the transitions that were added, as far as they are remembered."""
     n_stored: int = field(init=False)
     one_rollout: Callable[[], None] = field(init=False)
+    model: Any = field(init=False)
 
     def load_library(self) -> str:
         """Import the library, and say which version it is."""
@@ -187,6 +188,23 @@ class Measurements:
         from benchmarks.sections.training import train
 
         return train(algorithm, self.subject, steps)
+
+    def make_model(self, algorithm: str) -> None:
+        from benchmarks.sections.training import make_model
+
+        self.model = make_model(algorithm, compressed=self.subject != "sb3")
+
+    def train_on(self, steps: int) -> dict[str, float]:
+        """Train for some more steps, and return seconds and how many steps they were."""
+        before, began = self.model.num_timesteps, time.perf_counter()
+        self.model.learn(steps, reset_num_timesteps=before == 0)
+        return {"seconds": time.perf_counter() - began, "steps": self.model.num_timesteps - before}
+
+    def network(self) -> str:
+        """A checksum of what was learnt."""
+        from sb3_extra_buffers.measure.training import hash_of
+
+        return hash_of(self.model.policy)
 
 
 def _timed(function: Callable[[Any], Any], argument: Any) -> float:
