@@ -161,7 +161,7 @@ class DeviceArena(CappedArena):
 
     @property
     def _smallest_step(self) -> int:
-        return 4 * _SMALLEST_STEP
+        return 8 * _SMALLEST_STEP
 
     def __init__(self, device: th.device, budget: HeapBudget) -> None:
         super().__init__(budget)

@@ -25,7 +25,7 @@ from sb3_extra_buffers.gpu_buffers.transfer import CPU, Places, Staging
 from sb3_extra_buffers.storage.config import CodecRecipe, StorageConfig
 
 METHODS = ("none", "rle", "zstd", "delta")
-_DEFAULT_FRAMES_PER_RECORD = 2
+_DEFAULT_FRAMES_PER_RECORD = 3
 """Of ``delta``. Longer chains are smaller, but a GPU has to follow each of them link by link."""
 
 

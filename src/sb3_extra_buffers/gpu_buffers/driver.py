@@ -11,6 +11,7 @@ import os
 import struct
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import torch as th
@@ -74,14 +75,10 @@ class Kernel:
         self._function = compiled.function
         self._shape = 32 * compiled.metadata.num_warps, 1, 1, compiled.metadata.shared
         # Triton's kernels have two arguments more, for memory that ours do not need.
-        formats = ["Q"] * n_tensors + ["i"] * n_numbers + ["Q"] * 2
-        self._fill = struct.Struct("".join(formats)).pack_into
-        offsets = [struct.calcsize("".join(formats[: i + 1])) - struct.calcsize(kind) for i, kind in enumerate(formats)]
-        self._memory = ctypes.create_string_buffer(struct.calcsize("".join(formats)))
-        begin = ctypes.addressof(self._memory)
-        self._pointers = (ctypes.c_void_p * len(formats))(*(begin + at for at in offsets))
+        self._formats = "Q" * n_tensors + "i" * n_numbers + "QQ"
+        self._fill = struct.Struct(self._formats).pack_into
         self._launch = _driver().cuLaunchKernel
-        self._lock = threading.Lock()
+        self._threads = threading.local()  # not a lock, since Ctrl-C could leave it locked
 
     @staticmethod
     def can_launch(compiled: Any) -> bool:
@@ -90,10 +87,19 @@ class Kernel:
         needs = metadata.global_scratch_size, metadata.profile_scratch_size, metadata.launch_cooperative_grid
         return _driver() is not None and not any(needs) and metadata.num_ctas == 1 and not metadata.launch_pdl
 
-    def launch(self, grid: tuple[int, int], stream: int, tensors: Any, numbers: tuple[int, ...]) -> None:
-        with self._lock:
-            self._fill(self._memory, 0, *[tensor.data_ptr() for tensor in tensors], *numbers, 0, 0)
-            _enqueue(self._launch, self._function, *grid, 1, *self._shape, stream, self._pointers, None)
+    def launch(self, grid: tuple[int, int], stream: int, tensors: Sequence[th.Tensor], numbers: Sequence[int]) -> None:
+        memory, pointers = getattr(self._threads, "arguments", None) or self._make_arguments()
+        self._fill(memory, 0, *[tensor.data_ptr() for tensor in tensors], *numbers, 0, 0)
+        _enqueue(self._launch, self._function, *grid, 1, *self._shape, stream, pointers, None)
+
+    def _make_arguments(self) -> Any:
+        """Memory for the arguments of this thread's launches, and where in it each of them is."""
+        memory = ctypes.create_string_buffer(struct.calcsize(self._formats))
+        ends = [struct.calcsize(self._formats[: i + 1]) for i in range(len(self._formats))]
+        begin = ctypes.addressof(memory)
+        places = [begin + end - struct.calcsize(kind) for end, kind in zip(ends, self._formats, strict=True)]
+        self._threads.arguments = memory, (ctypes.c_void_p * len(places))(*places)
+        return self._threads.arguments
 
 
 class DeviceMemory:

@@ -47,7 +47,7 @@ from sb3_extra_buffers.storage.frame_store import FrameStore, numbers_from
 from sb3_extra_buffers.storage.memory import zeros
 from sb3_extra_buffers.storage.stacking import StackLayout
 
-_RING_FRAMES = 144
+_RING_FRAMES = 288
 """Frames of each lane in the ring..."""
 _RING_BYTES = 32 << 20
 """... or fewer, if those of all lanes would take more than this. There are more where one step needs them."""
