@@ -113,18 +113,24 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class ParentOnly:
-    """Keeps something of CUDA's alive for ever in a forked child, where freeing it would end the process."""
+    """Keeps something of CUDA's alive for ever in a forked child, where freeing it would end the process.
+
+    :param device: Wait for it before freeing: torch does not know that it may still use what is kept.
+    """
 
     _process: int | None = None
     """``None`` until the constructor is through."""
 
-    def __init__(self, kept: Any) -> None:
+    def __init__(self, kept: Any, device: th.device | None = None) -> None:
         self._kept = kept
+        self._device = device
         self._process = os.getpid()
 
     def __del__(self) -> None:
         if self._process not in (None, os.getpid()):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._kept))
+        elif self._process and self._device is not None and self._device.type == "cuda" and not sys.is_finalizing():
+            th.cuda.synchronize(self._device)
 
 
 class Staging:
@@ -144,7 +150,7 @@ class Staging:
         self._device = device
         self._on_gpu = device.type == "cuda"
         self._events = [th.cuda.Event() for _ in range(2)] if self._on_gpu else []  # type: ignore[no-untyped-call]
-        self._kept = ParentOnly((memory, self._events))
+        self._kept = ParentOnly((memory, self._events), device)
         self.sent = th.empty(self.row_size, dtype=dtype, device=device)
         """The row that was sent last, on the device."""
         self._addresses = [row.data_ptr() for row in self.tensors]
@@ -325,19 +331,11 @@ class Report:
 class Progress:
     """How far the device has come. It writes to the memory of the host, so looking takes no call and no waiting."""
 
-    _process: int | None = None
-
     def __init__(self, n_lanes: int, device: th.device) -> None:
         self.words = pinned((n_lanes,), th.int64, device).zero_()
         """For each lane, its head in the lower 32 bits, and above them how many observations were appended by then."""
         self._array: npt.NDArray[np.int64] = self.words.numpy()
-        self._device = device
-        self._process = os.getpid()
-
-    def __del__(self) -> None:
-        # Torch does not know that kernels write to this memory, which must not be handed to others before.
-        if self._process == os.getpid() and self._device.type == "cuda" and not sys.is_finalizing():
-            th.cuda.synchronize(self._device)
+        self._kept = ParentOnly(self.words, device)
 
     def look(self, appended: int) -> tuple[int, Indices]:
         """How many of ``appended`` observations have been appended to all lanes, and the heads, which may be ahead."""

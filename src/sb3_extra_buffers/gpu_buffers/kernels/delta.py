@@ -351,9 +351,15 @@ def _gather_delta(
         skips_at += count
 
 
-_launch_gather = Launcher(_gather_delta, n_warps=2)
+_SMALL = 2048
+"""Words. A batch has so many frames that one warp for each is enough if they are small."""
+_launch_small, _launch_large = Launcher(_gather_delta, n_warps=1), Launcher(_gather_delta, n_warps=2)
 
 
 def gather_delta(frames: DeviceFrames, batch: ObservationBatch) -> None:
     """Fill the outputs of ``batch``."""
-    launch_gather(_launch_gather, frames, batch, block_size(-(-frames.frame_bytes // 4)), (256,))
+    n_words = -(-frames.frame_bytes // 4)
+    if n_words <= _SMALL:
+        launch_gather(_launch_small, frames, batch, block_size(n_words, 1024), (64,))
+    else:
+        launch_gather(_launch_large, frames, batch, block_size(n_words), (256,))
