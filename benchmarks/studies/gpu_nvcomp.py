@@ -3,8 +3,8 @@
     pip install nvidia-libnvcomp-cu13
     python -m benchmarks.studies.gpu_nvcomp
 
-The buffers do not use it: see docs/gpu.md. Compare with ``kernel, batch of 256`` in :mod:`.gpu`, in which a batch of 256
-transitions has five different frames per transition.
+The buffers do not use it: see docs/gpu.md. Compare it with "kernel, batch of 256" in :mod:`.gpu`. There, too, each of
+the 256 transitions has five different frames.
 """
 
 from __future__ import annotations
