@@ -74,6 +74,8 @@ def main() -> None:
         )
         for name in (SB3, DENSE, *arguments.methods.split(","))
     ]
+    gc.collect()
+    gc.freeze()  # what was imported need not be searched for garbage again and again
     measure_add(subjects, recording, device)
     measure_sample(subjects, arguments.repeats)
     measure_both(subjects, recording, device, arguments.repeats)

@@ -116,7 +116,9 @@ def measure(case: Case, recording: Recording, device: str, turns: int) -> dict[s
     models = {name: make(case, Replayed(recording, seen), cls, device) for name, cls in CLASSES[case.algorithm].items()}
     rates: dict[str, list[float]] = {name: [] for name in models}
     for turn in range(turns + 2):  # the first ones compile, and fill buffers
-        for name, model in models.items():
+        names = list(models)
+        for name in names[turn % 3 :] + names[: turn % 3]:
+            model = models[name]
             np.random.seed(turn)
             th.manual_seed(turn)
             began = time.perf_counter()

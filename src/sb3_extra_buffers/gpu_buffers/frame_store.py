@@ -149,8 +149,6 @@ class DeviceFrameStore(CappedFrameStore):
         if lanes is None:
             self.staging.note_appended()
 
-    # Encoding
-
     def _request_report(self) -> None:
         """Request a report: the lengths of all complete records, measured on the device."""
         if isinstance(self.codec, DeviceDelta):
@@ -270,15 +268,9 @@ class DeviceFrameStore(CappedFrameStore):
             self.tensors.known.zero_()
             self.staging.forget()
 
-    # Between host and device
-
     def fetch_heads(self) -> None:
         """Wait for the device, and copy the numbers of frames to the host."""
         self.heads[:] = self.tensors.heads.cpu().numpy()
-        self._count_waiting()
-
-    def _count_waiting(self) -> None:
-        """After the host's numbers of frames have become those of the device."""
         self._most_waiting = int((self.heads - self.encoded).max())
         self._in_heads = self._in_waiting = self._appended
 
@@ -296,7 +288,8 @@ class DeviceFrameStore(CappedFrameStore):
         copy_into(self.tensors.heads, self.heads)
         copy_into(self.tensors.encoded, self.encoded)
         self._report_is_pending = False
-        self._count_waiting()
+        self._most_waiting = int((self.heads - self.encoded).max())
+        self._in_heads = self._in_waiting = self._appended
 
     def launch(self, batch: ObservationBatch) -> None:
         """Rebuild a batch of observations."""
