@@ -25,7 +25,7 @@ from typing import NamedTuple, TypeVar
 
 Result = TypeVar("Result")
 
-_BYTES_WORTH_A_TEAM = 1 << 20
+_BYTES_WORTH_A_TEAM = 1 << 19
 """Below this, synchronising threads takes longer than the work that they share."""
 _BYTES_WORTH_A_THREAD = 1 << 22
 """Below this, waking up another core takes longer than its share of the work (measured with Atari batches)."""

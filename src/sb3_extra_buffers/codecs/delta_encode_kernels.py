@@ -20,6 +20,7 @@ from sb3_extra_buffers.codecs.delta import (
     LONGEST_SKIP,
     MATCH_BYTES,
     MATCH_LITERALS,
+    N_FOUND,
     N_SOURCES,
     SKIP_LITERALS,
     header_bytes,
@@ -27,8 +28,9 @@ from sb3_extra_buffers.codecs.delta import (
 from sb3_extra_buffers.codecs.memory_kernels import (
     VECTOR_BYTES,
     address,
+    copy,
     copy64,
-    copy_padded,
+    count_ones,
     equal_bytes,
     leading_zeros,
     load8,
@@ -44,6 +46,9 @@ _SHORTEST_MATCH = 5
 _SEARCH_ALL_EVERY = 16
 """In one of so many records, matches are searched at all distances; in the others, at those that were found most."""
 _N_SEARCHED = 8
+_CHAIN_SHARE = 8
+"""To be decoded on its own, a frame may take this part of the bytes that would have to be decoded before it."""
+_RECORDS, _TAKEN, _CHANGED = N_SOURCES, N_SOURCES + 1, N_SOURCES + 2
 
 _header_bytes: Any = njit(header_bytes)
 
@@ -124,8 +129,11 @@ def _encode_frame(
     found: Indices,
     steps: int,
     out: int,
+    limit: int,
 ) -> int:
     """Write the steps that turn ``base`` into ``frame`` to ``out``, all of them addresses. Returns their length.
+
+    Gives up and returns some larger number when they take more than ``limit`` bytes.
 
     Works on blocks of 64 bytes. For each source, a mask says which bytes of the block are equal to those at the source,
     so that the next place where it pays to skip or to copy is found by a few operations on masks.
@@ -143,6 +151,8 @@ def _encode_frame(
     is_match, source, length = False, np.int64(0), position
     literals = position
     while position < size:
+        if out - begin + steps - first > limit:
+            return limit + 1
         block, left = position, size - position
         inside = _ALL if left >= 64 else (_BIT << np.uint64(left)) - _BIT
         n_starts = 64 if left < 64 else 64 - _SHORTEST_MATCH + 1
@@ -221,8 +231,11 @@ def _without_unchanged_end(frame: int, base: int, length: int, left: int) -> int
 @njit(nogil=True, cache=True)
 def _count_changes(frame: int, base: int, size: int) -> int:
     count = 0
-    for at in range(size):
-        count += load8(frame + at) != load8(base + at)
+    for at in range(0, size - 63, 64):
+        count += 64 - count_ones(equal_bytes(frame + at, base + at))
+    if size % 64:
+        at = size - size % 64
+        count += count_ones(~equal_bytes(frame + at, base + at) & ((_BIT << np.uint64(size % 64)) - _BIT))
     return count
 
 
@@ -240,9 +253,12 @@ def encode(
 ) -> int:
     """Encode the rows of ``records``, relative to the reference frames ``table[references[i]]``, into ``out``.
 
-    :param found: What each source has saved lately, and the number of records so far. Changes.
+    A frame is made from the one before. If that takes few more bytes, it is made from the reference instead: then it
+    can be decoded without the frames before it.
+
+    :param found: What is known about earlier records; see :class:`.DeltaCodec`. It is updated.
     :param out: Has room for all records as they are, and some more, for vectors.
-    :param excess: Is filled with how many bytes more the first frame of each record took than the others.
+    :param excess: Is filled with how many bytes fewer each record might take with a newer reference.
     :return: The size of all records together.
     """
     record_bytes = records.shape[1]
@@ -256,70 +272,62 @@ def encode(
     attempt = np.empty(2 * size + 4 * VECTOR_BYTES, dtype=np.uint8)
     steps = np.empty(2 * size + 4 * VECTOR_BYTES, dtype=np.uint8)
     last_frame[:size] = records[len(records) - 1, record_bytes - size :]
-    last_at, zero_at, attempt_at, steps_at = address(last_frame), address(zero), address(attempt), address(steps)
-    records_at, out_at, table_at = address(records), address(out), address(table)
+    attempt_at, steps_at, out_at, zero_at = address(attempt), address(steps), address(out), address(zero)
     position = 0
     for record in range(len(records)):
         n_searched = _choose_sources(found, searched)
-        reference = table_at + references[record] * 4 * table.shape[1]
-        at = position + group * header
-        base, first_length = reference, 0
+        reference = address(table) + references[record] * 4 * table.shape[1]
+        at, base = position + group * header, reference
+        chain = 0  # bytes that have to be decoded before a frame
+        first_length, others = 0, 0
         for i in range(group):
-            frame = records_at + record * record_bytes + i * size
+            frame = address(records) + record * record_bytes + i * size
             if record == len(records) - 1 and i == group - 1:
-                frame = last_at
-            kind = PREVIOUS
+                frame = address(last_frame)
+            kind, target = PREVIOUS, out_at + at
             length = _encode_frame(
-                frame,
-                base,
-                reference,
-                size,
-                distances,
-                searched,
-                n_searched,
-                equal,
-                found,
-                steps_at,
-                out_at + at,
+                frame, base, reference, size, distances, searched, n_searched, equal, found, steps_at, target, size
             )
-            if 8 * length > size:  # as at the start of an episode: the reference or zeros may be closer
-                changes = _count_changes(frame, base, size)
-                for other_kind, other in ((REFERENCE, reference), (ZERO, zero_at)):
-                    if _count_changes(frame, other, size) < changes:
-                        other_length = _encode_frame(
-                            frame,
-                            other,
-                            reference,
-                            size,
-                            distances,
-                            searched,
-                            n_searched,
-                            equal,
-                            found,
-                            steps_at,
-                            attempt_at,
-                        )
-                        if other_length < length:
-                            kind, length = other_kind, other_length
-                            copy_padded(out_at + at, attempt_at, length)
+            from_previous = length
+            changes = _count_changes(frame, reference, size)
+            if i == 0:
+                found[_TAKEN], found[_CHANGED] = found[_TAKEN] + length, found[_CHANGED] + changes
+            limit = length + chain // _CHAIN_SHARE
+            if i > 0 and changes * found[_TAKEN] <= limit * found[_CHANGED]:
+                other_length = _encode_frame(
+                    frame, reference, reference, size, distances, searched, n_searched, equal, found, steps_at,
+                    attempt_at, limit,
+                )  # fmt: skip
+                found[_TAKEN], found[_CHANGED] = found[_TAKEN] + other_length, found[_CHANGED] + changes
+                if other_length <= limit:
+                    kind, length = REFERENCE, other_length
+                    copy(target, attempt_at, length)
+            if 8 * length > size and _count_changes(frame, zero_at, size) < changes:  # as at the start of an episode
+                other_length = _encode_frame(
+                    frame, zero_at, reference, size, distances, searched, n_searched, equal, found, steps_at,
+                    attempt_at, length,
+                )  # fmt: skip
+                if other_length < length:
+                    kind, length = ZERO, other_length
+                    copy(target, attempt_at, length)
             if length >= size:
                 kind, length = WHOLE, size
-                copy_padded(out_at + at, frame, size)
-            place = position + i * header
+                copy(target, frame, size)
             count = kind | length << 2
             for byte in range(header):
-                out[place + byte] = (count >> (8 * byte)) & 255
-            at += length
-            base = frame
+                out[position + i * header + byte] = (count >> (8 * byte)) & 255
             if i == 0:
                 first_length = length
+            else:
+                others += min(from_previous, length)
+            chain = length if kind != PREVIOUS or i == 0 else chain + length
+            at += length
+            base = frame
+        excess[record] = max(first_length - others // (group - 1), 0) if group > 1 else first_length // 2
         total = at - position
-        others = (total - group * header - first_length) // (group - 1) if group > 1 else first_length // 2
-        excess[record] = max(first_length - others, 0)
         if total >= record_bytes:
             total = record_bytes
-            for byte in range(record_bytes):
-                out[position + byte] = records[record, byte]
+            copy(out_at + position, address(records) + record * record_bytes, record_bytes)
         lengths[record] = total
         position += total
     return position
@@ -328,12 +336,14 @@ def encode(
 @njit(nogil=True, cache=True)
 def _choose_sources(found: Indices, searched: Indices) -> int:
     """Fill ``searched`` with the sources to look for matches in. Returns their number."""
-    n_records = found[N_SOURCES]
-    found[N_SOURCES] += 1
+    n_records = found[_RECORDS]
+    found[_RECORDS] += 1
     if n_records % _SEARCH_ALL_EVERY == 0:
+        for i in range(len(found)):
+            if i != _RECORDS:
+                found[i] //= 2
         for source in range(N_SOURCES):
             searched[source] = source
-            found[source] //= 2
         return N_SOURCES
     searched[0] = 0
     for i in range(1, _N_SEARCHED):
@@ -350,7 +360,7 @@ def _choose_sources(found: Indices, searched: Indices) -> int:
 
 def compile_all() -> None:
     records, numbers = np.zeros((1, 4), dtype=np.uint8), np.zeros(1, dtype=np.int64)
-    table, sources = np.zeros((1, 1 + VECTOR_BYTES), dtype=np.uint32), np.zeros(N_SOURCES + 1, dtype=np.int64)
+    table, sources = np.zeros((1, 1 + VECTOR_BYTES), dtype=np.uint32), np.zeros(N_FOUND, dtype=np.int64)
     encode(
         records, numbers, table, 1, sources, sources.copy(), np.zeros(1024, np.uint8), numbers.copy(), numbers.copy()
     )

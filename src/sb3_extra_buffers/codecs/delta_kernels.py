@@ -12,15 +12,17 @@ import numpy as np
 from numba import njit, types
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices, Words
-from sb3_extra_buffers.codecs.chains import REFERENCE, WHOLE, ZERO
+from sb3_extra_buffers.codecs.chains import PREVIOUS, REFERENCE, WHOLE, ZERO
 from sb3_extra_buffers.codecs.delta import LONG_MATCH, LONGEST_SKIP, MATCH_BYTES, header_bytes
 from sb3_extra_buffers.codecs.memory_kernels import (
     VECTOR_BYTES,
     address,
     copy,
-    copy_padded,
+    copy_some,
     load8,
     load16,
+    load32,
+    load_int,
     repeat,
     store8,
 )
@@ -32,44 +34,50 @@ _header_bytes: Any = njit(header_bytes)
 
 
 @njit(nogil=True, cache=True)
-def first_step(data: Bytes, start: int, length: int, group: int, size: int) -> int:
-    """Where the steps of a record's first frame begin, or -1 if its length does not agree with its headers."""
-    header = _header_bytes(size)
-    if length < group * header:
-        return -1
-    total = group * header
-    for i in range(group):
-        total += frame_header(data, start, i, size) >> 2
-    return start + group * header if total == length else -1
+def frame_header(record: int, number: int, size: int) -> int:
+    """The kind of a record's frame ``number``, and from the third bit on, the length of its steps."""
+    return load16(record + 2 * number) if _header_bytes(size) == 2 else load32(record + 4 * number)
 
 
 @njit(nogil=True, cache=True)
-def frame_header(data: Bytes, start: int, number: int, size: int) -> int:
-    """The kind of frame ``number`` of the record at ``start``, and from the third bit on, the length of its steps."""
-    header = _header_bytes(size)
-    value = np.int64(0)
-    for byte in range(header):
-        value |= np.int64(data[start + number * header + byte]) << (8 * byte)
-    return value
+def is_consistent(record: int, length: int, group: int, size: int) -> bool:
+    """Whether a record's length agrees with its headers."""
+    total = group * _header_bytes(size)
+    if length < total:
+        return False
+    for number in range(group):
+        total += frame_header(record, number, size) >> 2
+    return bool(total == length)
 
 
 @njit(nogil=True, cache=True)
-def follow(frame: int, reference: int, size: int, header: int, at: int, data_end: int, distances: Indices) -> bool:
+def restart_before(record: int, number: int, group: int, size: int) -> tuple[int, int]:
+    """The last frame up to ``number`` that is not made from the one before it, and the address of its steps."""
+    while number > 0 and frame_header(record, number, size) & 3 == PREVIOUS:
+        number -= 1
+    steps = record + group * _header_bytes(size)
+    for i in range(number):
+        steps += frame_header(record, i, size) >> 2
+    return number, steps
+
+
+@njit(nogil=True, cache=True)
+def follow(frame: int, reference: int, size: int, header: int, at: int, data_end: int, distances: int) -> bool:
     """Turn the frame at an address into the next one of its chain; false if the steps at ``at`` are corrupt.
 
-    :func:`first_step` has checked that all bytes of the steps exist.
+    :func:`is_consistent` has checked that all bytes of the steps exist.
 
     :param data_end: The address after the last byte of all records.
+    :param distances: The address of those of :class:`.DeltaCodec`.
     """
     kind, end = header & 3, at + (header >> 2)
     if kind == WHOLE:
         if end - at != size:
             return False
-        for byte in range(size):
-            store8(frame + byte, load8(at + byte))
+        copy(frame, at, size)
         return True
     if kind == REFERENCE:
-        copy_padded(frame, reference, size)
+        copy(frame, reference, size)
     elif kind == ZERO:
         for byte in range(size):
             store8(frame + byte, 0)
@@ -86,27 +94,27 @@ def follow(frame: int, reference: int, size: int, header: int, at: int, data_end
                 length += load8(at)
                 at += 1
             length += MATCH_BYTES
-            distance = distances[source]
+            distance = load_int(distances + 8 * source)
             if position + length > size or distance > position:
                 return False
             target = frame + position
             if source == 0:
-                copy(target, reference + position, length)
+                copy_some(target, reference + position, length)
             elif distance >= 32:
-                copy(target, target - distance, length)
+                copy_some(target, target - distance, length)
             else:
                 repeat(target, distance, length)
             position += length
         if position + n_literals > size or at + n_literals > end:
             return False
         if at + VECTOR_BYTES <= data_end:
-            copy(frame + position, at, n_literals)
+            copy_some(frame + position, at, n_literals)
         else:  # a vector might reach beyond the end of the arena
             for byte in range(n_literals):
                 store8(frame + position + byte, load8(at + byte))
         position += n_literals
         at += n_literals
-    return at == end
+    return bool(at == end)
 
 
 @njit(_INT(_STORED, _INTS, _INTS, _INTS, _FRAMES, _WORDS, _INTS), nogil=True, cache=True)
@@ -122,28 +130,26 @@ def decode(
     """Decode records into ``out[i]``. Returns the number of the first invalid one, or ``len(starts)``."""
     group, size = out.shape[1], out.shape[2]
     frame = np.empty(4 * table.shape[1], dtype=np.uint8)
-    frame_at, data_at = address(frame), address(data)
+    data_at, data_end = address(data), address(data) + data.shape[0]
     for row in range(len(starts)):
-        start, length, reference = starts[row], lengths[row], references[row]
+        start, length, number = starts[row], lengths[row], references[row]
         if start < 0 or length < 0 or start + length > data.shape[0]:
             return row
+        record, target = data_at + start, address(out) + row * group * size
         if length == group * size:
-            for i in range(group):
-                for byte in range(size):
-                    out[row, i, byte] = data[start + i * size + byte]
+            copy(target, record, length)
             continue
-        at = first_step(data, start, length, group, size)
-        if at < 0 or not 0 <= reference < table.shape[0]:
+        if not is_consistent(record, length, group, size) or not 0 <= number < table.shape[0]:
             return row
-        reference_at = address(table) + reference * 4 * table.shape[1]
-        copy_padded(frame_at, reference_at, size)
+        reference = address(table) + number * 4 * table.shape[1]
+        copy(address(frame), reference, size)
+        steps = record + group * _header_bytes(size)
         for i in range(group):
-            header = frame_header(data, start, i, size)
-            if not follow(frame_at, reference_at, size, header, data_at + at, data_at + data.shape[0], distances):
+            header = frame_header(record, i, size)
+            if not follow(address(frame), reference, size, header, steps, data_end, address(distances)):
                 return row
-            at += header >> 2
-            for byte in range(size):
-                out[row, i, byte] = frame[byte]
+            copy(target, address(frame), size)
+            target, steps = target + size, steps + (header >> 2)
     return len(starts)
 
 

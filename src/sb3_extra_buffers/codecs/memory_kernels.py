@@ -7,7 +7,6 @@ LLVM's own vector operations, so every processor has its form of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,13 +32,13 @@ def _store(builder: Any, value: Any, address: Any) -> None:
     builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = 1
 
 
-def _loading(n_bits: int) -> Any:
+def _loading(n_bits: int, kind: Any = types.int64) -> Any:
     def load(typing_context: Any, address: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             value = _load(builder, arguments[0], ir.IntType(n_bits))
             return value if n_bits == 64 else builder.zext(value, _INTEGER)
 
-        return (types.uint64 if n_bits == 64 else types.int64)(types.intp), generate
+        return kind(types.intp), generate
 
     return intrinsic(load)
 
@@ -67,30 +66,37 @@ def _copying(n_bytes: int) -> Any:
     return intrinsic(copy)
 
 
-def _first_bytes(n_bytes: int, make_source: Callable[[Any, Any, Any], Any]) -> Any:
-    """``store(target, source, count)``: write the first ``count`` bytes of a vector. The others keep their values."""
-
-    def store(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            vector = ir.VectorType(_BYTE, n_bytes)
-            before = _load(builder, arguments[0], vector)
-            positions = ir.Constant(vector, list(range(n_bytes)))
-            chosen = builder.icmp_unsigned("<", positions, _repeated(builder, arguments[2], vector))
-            _store(builder, builder.select(chosen, make_source(builder, arguments[1], vector), before), arguments[0])
-            return context.get_dummy_value()
-
-        return types.void(types.intp, types.intp, types.intp), generate
-
-    return intrinsic(store)
+def _store_first_bytes(builder: Any, vector: Any, address: Any, count: Any) -> None:
+    """Write the first ``count`` of 32 bytes. The others keep their values."""
+    kind = ir.VectorType(_BYTE, 32)
+    undefined = ir.Constant(kind, ir.Undefined)
+    counts = builder.insert_element(undefined, builder.trunc(count, _BYTE), ir.Constant(_LANE_INDEX, 0))
+    counts = builder.shuffle_vector(counts, undefined, ir.Constant(ir.VectorType(_LANE_INDEX, 32), [0] * 32))
+    chosen = builder.icmp_unsigned("<", ir.Constant(kind, list(range(32))), counts)
+    _store(builder, builder.select(chosen, builder.bitcast(vector, kind), _load(builder, address, kind)), address)
 
 
-def _repeated(builder: Any, value: Any, vector: Any) -> Any:
-    """A vector of which each byte is the lowest byte of ``value``."""
-    undefined = ir.Constant(vector, ir.Undefined)
-    first = ir.Constant(_LANE_INDEX, 0)
-    everywhere = ir.Constant(ir.VectorType(_LANE_INDEX, vector.count), [0] * vector.count)
-    filled = builder.insert_element(undefined, builder.trunc(value, _BYTE), first)
-    return builder.shuffle_vector(filled, undefined, everywhere)
+def _copy_first32(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        target, source, count = arguments
+        _store_first_bytes(builder, _load(builder, source, ir.VectorType(_BYTE, 32)), target, count)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp, types.intp), generate
+
+
+def _write_first32(
+    typing_context: Any, target: Any, first: Any, second: Any, third: Any, fourth: Any, count: Any
+) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vector = ir.Constant(ir.VectorType(_INTEGER, 4), ir.Undefined)
+        for lane in range(4):
+            vector = builder.insert_element(vector, arguments[1 + lane], ir.Constant(_LANE_INDEX, lane))
+        _store_first_bytes(builder, vector, arguments[0], arguments[5])
+        return context.get_dummy_value()
+
+    number = types.uint64
+    return types.void(types.intp, number, number, number, number, types.intp), generate
 
 
 def _equal_bytes(typing_context: Any, first: Any, second: Any) -> Any:
@@ -101,31 +107,33 @@ def _equal_bytes(typing_context: Any, first: Any, second: Any) -> Any:
     return types.uint64(types.intp, types.intp), generate
 
 
-def _counting(operation: str) -> Any:
+def _counting(operation: str, *options: Any) -> Any:
     def count(typing_context: Any, value: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return getattr(builder, operation)(arguments[0], _FALSE)
+            return getattr(builder, operation)(arguments[0], *options)
 
         return types.int64(types.uint64), generate
 
     return intrinsic(count)
 
 
-load8, load16, load64 = _loading(8), _loading(16), _loading(64)
+load8, load16, load32, load64 = _loading(8), _loading(16), _loading(32), _loading(64, types.uint64)
 """``load(address)``: an unsigned number of so many bits."""
+load_int = _loading(64)
+"""``load_int(address)``: a signed number of 64 bits."""
 store8, store16, store64 = _storing(8), _storing(16), _storing(64)
 """``store(address, value)``."""
-copy16, copy32, copy64 = _copying(16), _copying(32), _copying(64)
+copy32, copy64 = _copying(32), _copying(64)
 """``copy(target, source)``: so many bytes."""
-copy_first16 = _first_bytes(16, _load)
-copy_first32 = _first_bytes(32, _load)
+copy_first32: Any = intrinsic(_copy_first32)
 """``copy(target, source, count)``: up to 32 bytes."""
-fill_first32 = _first_bytes(32, _repeated)
-"""``fill(target, byte, count)``: up to 32 bytes."""
+write_first32: Any = intrinsic(_write_first32)
+"""``write(target, first, second, third, fourth, count)``: up to 32 bytes, of four numbers of 64 bits."""
 equal_bytes: Any = intrinsic(_equal_bytes)
 """``equal_bytes(first, second)``: bit ``i`` says whether the bytes ``i`` of two blocks of 64 bytes are equal."""
-trailing_zeros, leading_zeros = _counting("cttz"), _counting("ctlz")
+trailing_zeros, leading_zeros = _counting("cttz", _FALSE), _counting("ctlz", _FALSE)
 """The number of zero bits below the lowest one, or above the highest one; 64 for zero."""
+count_ones = _counting("ctpop")
 
 
 @njit(nogil=True, cache=True)
@@ -134,15 +142,24 @@ def address(array: npt.NDArray[Any]) -> int:
 
 
 @njit(nogil=True, cache=True)
-def copy_padded(target: int, source: int, size: int) -> None:
-    """Copy ``size`` bytes, and up to 64 after them."""
-    for at in range(0, size, 64):
-        copy64(target + at, source + at)
+def copy(target: int, source: int, size: int) -> None:
+    """Copy ``size`` bytes between places that do not overlap.
+
+    For frames of a batch that is larger than the cache, this is faster than C's ``memcpy``.
+    """
+    at = 0
+    while at + 128 <= size:
+        for part in range(at, at + 128, 32):
+            copy32(target + part, source + part)
+        at += 128
+    while at < size:
+        store8(target + at, load8(source + at))
+        at += 1
 
 
 @njit(nogil=True, cache=True)
-def copy(target: int, source: int, size: int) -> None:
-    """Copy ``size`` bytes. If the two overlap, ``source`` is at least 32 bytes before ``target``.
+def copy_some(target: int, source: int, size: int) -> None:
+    """Copy ``size`` bytes, which are few. If the two overlap, ``source`` is at least 32 bytes before ``target``.
 
     Bytes up to 32 after the last one are read, and written with the values that they have.
     """
@@ -154,44 +171,38 @@ def copy(target: int, source: int, size: int) -> None:
 
 @njit(nogil=True, cache=True)
 def repeat(target: int, distance: int, size: int) -> None:
-    """Write ``size`` bytes, each a copy of the one ``distance`` before it. ``distance`` is from 1 to 31."""
-    if distance == 1:
-        byte = load8(target - 1)
-        while size > 32:
-            fill_first32(target, byte, 32)
-            target, size = target + 32, size - 32
-        fill_first32(target, byte, size)
-        return
-    if size > 64:  # after some repetitions, longer steps are possible
-        longer = distance
-        while longer < 32:
-            longer += distance
-        _repeat_slowly(target, distance, longer - distance)
-        copy(target + longer - distance, target - distance, size - (longer - distance))
-    else:
-        _repeat_slowly(target, distance, size)
+    """Write ``size`` bytes, each a copy of the one ``distance`` before it. ``distance`` is from 1 to 31.
 
-
-@njit(nogil=True, cache=True)
-def _repeat_slowly(target: int, distance: int, size: int) -> None:
-    if distance >= 8:
+    Bytes up to 32 after the last one are written with the values that they have.
+    """
+    if distance > 8:
         while size > 8:
             store64(target, load64(target - distance))
             target, size = target + 8, size - 8
         _store_first(target, load64(target - distance), size)
         return
-    n_bits = np.uint64(8 * distance)
-    pattern = load64(target - distance) & ((np.uint64(1) << n_bits) - np.uint64(1))
-    pattern |= pattern << n_bits
-    if distance < 4:
-        pattern |= pattern << (n_bits + n_bits)
-        if distance == 2:
-            pattern |= pattern << np.uint64(32)
-    step = 8 - 8 % distance  # whole repetitions
-    while size > step:
-        _store_first(target, pattern, step)
-        target, size = target + step, size - step
-    _store_first(target, pattern, size)
+    # The first 32 repeated bytes, in registers: reading back what was just written would take far longer.
+    first, length = load64(target - distance), distance
+    while length < 8:
+        n_bits = np.uint64(8 * length)
+        first = (first & ((np.uint64(1) << n_bits) - np.uint64(1))) | (first << n_bits)
+        length *= 2
+    second = _from_byte(first, 8 % distance, distance)
+    third = _from_byte(first, 16 % distance, distance)
+    fourth = _from_byte(first, 24 % distance, distance)
+    whole = 32 - 32 % distance  # whole repetitions
+    while size > whole:
+        write_first32(target, first, second, third, fourth, whole)
+        target, size = target + whole, size - whole
+    write_first32(target, first, second, third, fourth, size)
+
+
+@njit(nogil=True, cache=True)
+def _from_byte(pattern: int, start: int, period: int) -> int:
+    """Eight bytes of an endless repetition, from byte ``start`` on."""
+    if start == 0:
+        return pattern
+    return (pattern >> np.uint64(8 * start)) | (pattern << np.uint64(8 * (8 - 8 % period - start)))
 
 
 @njit(nogil=True, cache=True)

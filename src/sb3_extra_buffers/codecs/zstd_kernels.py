@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.codecs.libzstd import MISSING
+from sb3_extra_buffers.codecs.memory_kernels import address, copy, load_int
 
 _INT, _INTS = types.int64, types.int64[::1]
 _STORED = types.Array(types.uint8, 1, "C", readonly=True)
@@ -39,22 +39,25 @@ The address is a plain integer, so that numba can cache the kernel on disk. It c
 def decompress_record(
     decompress: int,
     context: int,
-    data: Bytes,
-    start: int,
+    record: int,
     length: int,
-    dictionaries: Indices,
+    dictionaries: int,
+    n_dictionaries: int,
     reference: int,
-    out: Bytes,
+    out: int,
+    size: int,
 ) -> bool:
-    """Decode one record by ``ZSTD_decompress_usingDDict``; false if its bytes or its reference are invalid."""
-    if not 0 <= reference < len(dictionaries) or dictionaries[reference] == MISSING:
+    """Decode a record by ``ZSTD_decompress_usingDDict``; false if its bytes or its reference are invalid.
+
+    :param record: Its address. ``dictionaries`` and ``out`` are addresses, too.
+    :param size: How many bytes there must be.
+    """
+    if not 0 <= reference < n_dictionaries:
         return False
-    size = out.shape[0]
-    written = call(
-        decompress,
-        (context, np.intp(out.ctypes.data), size, np.intp(data.ctypes.data) + start, length, dictionaries[reference]),
-    )
-    return bool(written == size)
+    dictionary = load_int(dictionaries + 8 * reference)
+    if dictionary == MISSING:
+        return False
+    return bool(call(decompress, (context, out, size, record, length, dictionary)) == size)
 
 
 @njit(_INT(_STORED, _INTS, _INTS, _INTS, types.uint8[:, ::1], _INT, _INT, _INTS), nogil=True, cache=True)
@@ -69,14 +72,17 @@ def decode(
     dictionaries: Indices,
 ) -> int:
     """Decode records into the rows of ``out``. Returns the number of the first invalid one, or ``len(starts)``."""
+    size = out.shape[1]
     for row in range(len(starts)):
         start, length, reference = starts[row], lengths[row], references[row]
         if start < 0 or length < 0 or start + length > data.shape[0]:
             return row
-        if length == out.shape[1]:
-            for byte in range(length):  # numba compiles a slice assignment to far more code
-                out[row, byte] = data[start + byte]
-        elif not decompress_record(decompress, context, data, start, length, dictionaries, reference, out[row]):
+        record, target = address(data) + start, address(out) + row * size
+        if length == size:
+            copy(target, record, size)
+        elif not decompress_record(
+            decompress, context, record, length, address(dictionaries), len(dictionaries), reference, target, size
+        ):
             return row
     return len(starts)
 

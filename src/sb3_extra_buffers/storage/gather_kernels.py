@@ -16,7 +16,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices
-from sb3_extra_buffers.codecs.delta_kernels import first_step, follow, frame_header
+from sb3_extra_buffers.codecs.delta_kernels import follow, frame_header, is_consistent, restart_before
+from sb3_extra_buffers.codecs.memory_kernels import address, copy, load32, load_int
 from sb3_extra_buffers.codecs.zstd_kernels import call, decompress_record
 
 Words = npt.NDArray[np.uint32]
@@ -26,7 +27,7 @@ _INT, _INTS, _INTS_2D = types.int64, types.int64[::1], types.int64[:, ::1]
 _WORDS_2D, _FRAMES = types.uint32[:, ::1], types.uint8[:, :, ::1]
 _STORED = types.Array(types.uint8, 1, "C", readonly=True)
 
-_ROWS_AT_ONCE = 8
+_ROWS_AT_ONCE = 2
 _TASK = np.dtype(
     [(name, np.int64) for name in ("next_row", "n_threads", "is_corrupt")]  # changed by the threads
     + [(name, np.int64) for name in ("n", "n_batches", "stack", "frame_bytes", "n_lanes", "ring_size", "data_bytes")]
@@ -61,93 +62,60 @@ fetch_and_add: Any = intrinsic(_fetch_and_add)
 
 
 @njit(nogil=True, cache=True)
-def _walk(
-    lane: int,
-    begin: int,
-    stop: int,
-    row: int,
-    firsts: Indices,
-    outs_0: Bytes,
-    outs_1: Bytes,
-    ring: Bytes,
-    encoded: Indices,
-    data: Bytes,
-    starts: Indices,
-    lengths: Words,
-    references: Words,
-    group: int,
-    table: Words,
-    distances: Indices,
-    frame: Words,
-    decompress: int,
-    context: int,
-    dictionaries: Indices,
-    whole_record: Bytes,
-) -> bool:
-    """Visit the frames ``begin`` to ``stop - 1`` of a lane in order and copy each to wherever it is wanted."""
-    stack, frame_bytes = outs_0.shape[1], outs_0.shape[2]
-    n_words = table.shape[1]
-    record_bytes = group * frame_bytes
-    frame_as_bytes = frame.view(np.uint8)
-    frame_at, table_at, data_at = np.intp(frame.ctypes.data), np.intp(table.ctypes.data), np.intp(data.ctypes.data)
-    data_end = data_at + data.shape[0]
-    record = np.int64(-1)
-    # A raw or decompressed record has its frames side by side. A delta record is a chain: one frame at a time.
-    side_by_side, frames_at = data, np.int64(0)
-    is_chain = False
-    start, steps_at, next_in_record = np.int64(0), np.int64(0), np.int64(0)
-    reference = np.int64(0)
+def _gather_run(task: Any, row: int, begin: int, stop: int, context: int, scratch: int) -> bool:
+    """Write the frames ``begin`` to ``stop - 1`` of a row's lane to wherever the row wants them; false if corrupt.
+
+    :param context: That of libzstd for this thread.
+    :param scratch: The address of memory for a frame of a chain, or for a decompressed record.
+    """
+    size, group, record_bytes = task.frame_bytes, task.group, task.group * task.frame_bytes
+    lane = load_int(task.lanes + 8 * row)
+    encoded, data_end = load_int(task.encoded + 8 * lane), task.data + task.data_bytes
+    record, length, start, reference = -1, 0, 0, 0
+    steps, following = 0, 0  # of a chain: where the steps of the next frame are, and its number in the record
     for number in range(begin, stop):
-        if number >= encoded[lane]:
-            source = ring[lane, number % ring.shape[1]]
+        inside = number % group
+        if number >= encoded:
+            source = task.ring + size * (lane * task.ring_size + number % task.ring_size)
         else:
             if number // group != record:
                 record = number // group
-                slot = record % starts.shape[1]
-                start = starts[lane, slot]
-                length = np.int64(lengths[lane, slot])
-                reference = np.int64(references[lane, slot])
-                if start < 0 or start + length > data.shape[0]:
+                entry = lane * task.capacity + record % task.capacity
+                offset, length = load_int(task.starts + 8 * entry), load32(task.lengths + 4 * entry)
+                reference = load32(task.references + 4 * entry)
+                if offset < 0 or offset + length > task.data_bytes:
                     return False
-                is_chain = length != record_bytes and decompress == 0
-                if is_chain:
-                    next_in_record = 0
-                    steps_at = first_step(data, start, length, group, frame_bytes)
-                    if steps_at < 0 or reference >= table.shape[0]:
-                        return False
-                    for at in range(n_words):
-                        frame[at] = table[reference, at]
-                elif length == record_bytes:
-                    side_by_side, frames_at = data, start
-                else:
+                start = task.data + offset
+                if length == record_bytes:
+                    pass
+                elif task.decompress:
                     if not decompress_record(
-                        decompress, context, data, start, length, dictionaries, reference, whole_record
-                    ):
+                        task.decompress, context, start, length, task.dictionaries, task.n_dictionaries, reference,
+                        scratch, record_bytes,
+                    ):  # fmt: skip
                         return False
-                    side_by_side, frames_at = whole_record, np.int64(0)
-            if is_chain:
-                while next_in_record <= number % group:
-                    header = frame_header(data, start, next_in_record, frame_bytes)
-                    reference_at = table_at + 4 * n_words * reference
-                    if not follow(frame_at, reference_at, frame_bytes, header, data_at + steps_at, data_end, distances):
+                    start, length = scratch, record_bytes
+                else:
+                    if reference >= task.n_references or not is_consistent(start, length, group, size):
                         return False
-                    steps_at += header >> 2
-                    next_in_record += 1
-                source = frame_as_bytes[:frame_bytes]
+                    reference = task.table + 4 * task.n_words * reference
+                    following, steps = restart_before(start, inside, group, size)
+                    if following == 0:
+                        copy(scratch, reference, size)
+            if length == record_bytes:
+                source = start + inside * size
             else:
-                at = frames_at + (number % group) * frame_bytes
-                source = side_by_side[at : at + frame_bytes]
-        place = number - firsts[0, row]
-        if 0 <= place < stack:
-            target = outs_0[row, place]
-            for byte in range(frame_bytes):
-                target[byte] = source[byte]
-        if firsts.shape[0] > 1:
-            place = number - firsts[1, row]
-            if 0 <= place < stack:
-                target = outs_1[row, place]
-                for byte in range(frame_bytes):
-                    target[byte] = source[byte]
+                source = scratch
+                while following <= inside:
+                    header = frame_header(start, following, size)
+                    if not follow(scratch, reference, size, header, steps, data_end, task.distances):
+                        return False
+                    steps, following = steps + (header >> 2), following + 1
+        for i in range(task.n_batches):
+            place = number - load_int(task.firsts + 8 * (i * task.n + row))
+            if 0 <= place < task.stack:
+                outs = task.outs_1 if i else task.outs_0
+                copy(outs + size * (row * task.stack + place), source, size)
     return True
 
 
@@ -155,40 +123,24 @@ def _walk(
 def _take_part(task_address: int) -> None:
     """One thread's part of :func:`gather`: rows, a few at a time, until none are left."""
     task = carray(pointer(task_address), 1, _TASK)[0]
-    n, stack, frame_bytes, n_lanes = task.n, task.stack, task.frame_bytes, task.n_lanes
-    group, decompress = task.group, task.decompress
-    lanes = carray(pointer(task.lanes), n, np.int64)
-    firsts = carray(pointer(task.firsts), (task.n_batches, n), np.int64)
-    outs_0 = carray(pointer(task.outs_0), (n, stack, frame_bytes), np.uint8)
-    outs_1 = carray(pointer(task.outs_1), (n, stack, frame_bytes), np.uint8)
-    ring = carray(pointer(task.ring), (n_lanes, task.ring_size, frame_bytes), np.uint8)
-    encoded = carray(pointer(task.encoded), n_lanes, np.int64)
-    data = carray(pointer(task.data), task.data_bytes, np.uint8)
-    starts = carray(pointer(task.starts), (n_lanes, task.capacity), np.int64)
-    lengths = carray(pointer(task.lengths), (n_lanes, task.capacity), np.uint32)
-    references = carray(pointer(task.references), (n_lanes, task.capacity), np.uint32)
-    table = carray(pointer(task.table), (task.n_references, task.n_words), np.uint32)
-    distances = carray(pointer(task.distances), task.n_distances, np.int64)
-    dictionaries = carray(pointer(task.dictionaries), task.n_dictionaries, np.int64)
-    contexts = carray(pointer(task.contexts), task.n_contexts, np.int64)
     me = fetch_and_add(task_address + _N_THREADS, 1)
-    context = contexts[me] if me < len(contexts) else 0
-    frame = np.empty(task.n_words, dtype=np.uint32)
-    whole_record = np.empty(group * frame_bytes if decompress else 0, dtype=np.uint8)
+    context = load_int(task.contexts + 8 * me) if me < task.n_contexts else 0
+    scratch = np.empty(max(4 * task.n_words, task.group * task.frame_bytes), dtype=np.uint8)
     while True:
         low = fetch_and_add(task_address + _NEXT_ROW, _ROWS_AT_ONCE)
-        if low >= n:
+        if low >= task.n:
             return
-        for row in range(low, min(low + _ROWS_AT_ONCE, n)):
-            joined = task.n_batches > 1 and 0 <= firsts[1, row] - firsts[0, row] <= stack
+        for row in range(low, min(low + _ROWS_AT_ONCE, task.n)):
             done = True
-            for i in range(1 if joined else task.n_batches):
-                stop = firsts[1 if joined else i, row] + stack
-                done = done and _walk(
-                    lanes[row], firsts[i, row], stop, row, firsts, outs_0, outs_1, ring, encoded, data, starts, lengths,
-                    references, group, table, distances, frame, decompress, context, dictionaries, whole_record,
-                )  # fmt: skip
-            if not done:
+            begin = load_int(task.firsts + 8 * row)
+            stop = begin + task.stack
+            if task.n_batches == 2:
+                other = load_int(task.firsts + 8 * (task.n + row))
+                if begin <= other <= stop:
+                    stop = other + task.stack
+                else:
+                    done = _gather_run(task, row, other, other + task.stack, context, address(scratch))
+            if not done or not _gather_run(task, row, begin, stop, context, address(scratch)):
                 task.is_corrupt = 1
                 return
 
@@ -250,11 +202,11 @@ def gather(
     task.ring, task.encoded, task.data = ring.ctypes.data, encoded.ctypes.data, data.ctypes.data
     task.starts, task.lengths, task.references = starts.ctypes.data, lengths.ctypes.data, references.ctypes.data
     task.table, task.dictionaries, task.contexts = table.ctypes.data, dictionaries.ctypes.data, contexts.ctypes.data
-    address = np.intp(tasks.ctypes.data)
+    task_address = np.intp(tasks.ctypes.data)
     if parallel and n_threads > 1:
-        call(parallel, (take_part, address, n_threads, 0))
+        call(parallel, (take_part, task_address, n_threads, 0))
     else:
-        call(take_part, (address,))
+        call(take_part, (task_address,))
     return bool(tasks[0].is_corrupt == 0)  # not "task", which would not keep its memory alive until here
 
 
