@@ -11,6 +11,7 @@
     ├── EmptyBufferError(ValueError)       nothing to sample yet
     ├── CorruptDataError(ValueError)       stored bytes that do not decode, a damaged file
     ├── FileFormatError(ValueError)        not a saved buffer, or one of a newer library
+    ├── SegmentError(ValueError)           a segment for another kind of buffer
     ├── SaveError(OSError)                 a file could not be written
     ├── EnvironmentMakeError(ValueError)   an environment that cannot be made
     ├── WorkerError(RuntimeError)          a measuring process has died
@@ -65,6 +66,10 @@ class CorruptDataError(ExtraBuffersError, ValueError):
 
 class FileFormatError(ExtraBuffersError, ValueError):
     """A file is not a saved buffer, or only a newer version of the library can read it."""
+
+
+class SegmentError(ExtraBuffersError, ValueError):
+    """A segment is for another kind of buffer, other spaces, or another number of environments."""
 
 
 class SaveError(ExtraBuffersError, OSError):

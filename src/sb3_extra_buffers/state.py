@@ -136,6 +136,11 @@ class SavedState:
         array: npt.NDArray[Any] = mapped.data[: stored.nbytes].view(stored.dtype).reshape(stored.shape)
         return array
 
+    def dtype(self, name: str) -> np.dtype[Any] | None:
+        """The dtype of an array, if there is one of this name."""
+        stored = self._source.arrays.get(self._prefix + escaped(name))
+        return None if stored is None else stored.dtype
+
     def array_of_size(self, name: str, dtype: npt.DTypeLike, size: int) -> npt.NDArray[Any]:
         """An array of this dtype with so many elements, in any shape."""
         stored = self._source.arrays.get(self._prefix + escaped(name))

@@ -42,6 +42,18 @@ def model_class(name: str) -> Any:
     return MODELS[name.removeprefix("Compressed").removeprefix("Gpu")]
 
 
+def mark_last_as_cut(buffer: Any) -> None:
+    """What follows the newest transitions does not continue them, which looks like a time limit."""
+    newest = buffer.pos - 1
+    buffer.timeouts[newest] = np.where(buffer.dones[newest] > 0, buffer.timeouts[newest], 1)
+
+
+def clear_timeouts(buffer: Any, slot: int) -> None:
+    """SB3 does not write timeouts if it does not handle them. So those of :func:`mark_last_as_cut` would stay."""
+    for part in buffer._buffers.values() if isinstance(buffer, OneBufferPerKey) else [buffer]:
+        part.timeouts[slot] = 0
+
+
 class OneBufferPerKey:
     """A model for Dict spaces, where SB3's class knows only others: one of its buffers for each key."""
 
@@ -67,6 +79,10 @@ class OneBufferPerKey:
     def mark_last_done(self) -> None:
         for buffer in self._buffers.values():
             buffer.dones[buffer.pos - 1] = True
+
+    def mark_last_as_cut(self) -> None:
+        for buffer in self._buffers.values():
+            mark_last_as_cut(buffer)
 
     def sample(self, batch_size: int) -> DictReplayBufferSamples:
         state, batches = np.random.get_state(), {}

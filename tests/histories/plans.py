@@ -81,7 +81,8 @@ class Plan:
     shrunk: bool
     """Whether constants are small, so that rare events become frequent."""
     path: str
-    """``host``, or for buffers on a device: ``arrays`` or ``tensors`` in host memory, ``kernels`` or ``cuda``."""
+    """``host``; ``segments``, if steps arrive in segments of another buffer; or for buffers on a device:
+    ``arrays`` or ``tensors`` in host memory, ``kernels`` or ``cuda``."""
     device: str
     writes_by_index: bool
 
@@ -112,7 +113,7 @@ def draw_plan(name: Name, path: str | None = None) -> Plan:
     if name.on_device:
         slots = min(slots, 40)
     if not name.on_device:
-        path = "host"
+        path = "segments" if path == "segments" else "host"
     elif path is None:
         path = "cuda" if th.cuda.is_available() and rng.random() < 0.7 else drawn
     if path == "kernels":

@@ -52,13 +52,15 @@ class Workshop:
         cache = self.folder / (f"numba-{abs(hash(fault))}" if is_called_by_others else "numba")
         began = time.monotonic()
         try:
-            history, error = self.run(fault.buffers, fault.kernels, cache)
+            history, error = self.run(fault.buffers, fault.kernels, cache, fault.segments)
         finally:
             # With its old date: it tells numba what is compiled from it.
             shutil.copy2(ROOT / PACKAGE / fault.file, path)
         return Finding(fault, history, error, time.monotonic() - began)
 
-    def run(self, buffers: tuple[str, ...], kernels: bool = False, cache: Path | None = None) -> tuple[str | None, str]:
+    def run(
+        self, buffers: tuple[str, ...], kernels: bool = False, cache: Path | None = None, segments: bool = False
+    ) -> tuple[str | None, str]:
         """The history that fails, and how."""
         command = [sys.executable, "-m", "tests.histories.planted_faults", "--search", *buffers]
         environment = {
@@ -71,7 +73,7 @@ class Workshop:
         }
         try:
             done = subprocess.run(
-                [*command, *(["--kernels"] if kernels else [])],
+                [*command, *(["--kernels"] if kernels else []), *(["--segments"] if segments else [])],
                 cwd=ROOT, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
@@ -89,13 +91,13 @@ class Workshop:
         raise RuntimeError(f"Histories could not be run:\n{done.stdout}\n{done.stderr}")
 
 
-def search(buffers: list[str], kernels: bool) -> int:
+def search(buffers: list[str], kernels: bool, segments: bool) -> int:
     """In the process that has the fault: the histories of ``make test``, until one fails."""
     import torch as th
 
     import sb3_extra_buffers
     from tests.histories.running import HistoryError, run_history
-    from tests.histories.short import kernel_histories, short_histories
+    from tests.histories.short import kernel_histories, segment_histories, short_histories
 
     th.set_num_threads(1)
     if ROOT in Path(sb3_extra_buffers.__file__).parents:
@@ -103,10 +105,12 @@ def search(buffers: list[str], kernels: bool) -> int:
     names = [name for buffer in buffers for name in short_histories(buffer)]
     if kernels:
         names = [name for name in kernel_histories() if name.buffer in buffers]
+    if segments:
+        names = [name for buffer in buffers for name in segment_histories(buffer)]
     for name in names:
         print(f"START {name}", flush=True)
         try:
-            run_history(name, path="kernels" if kernels else None)
+            run_history(name, path="kernels" if kernels else "segments" if segments else None)
         except HistoryError as error:
             first = str(error).partition(" at step")[0]
             print(f"FOUND {name} | {first}", flush=True)
@@ -161,9 +165,10 @@ def main() -> int:
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table into this page")
     parser.add_argument("--search", nargs="+", metavar="BUFFER", help=argparse.SUPPRESS)
     parser.add_argument("--kernels", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--segments", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.search:
-        return search(given.search, given.kernels)
+        return search(given.search, given.kernels, given.segments)
     faults = [fault for fault in FAULTS if given.only in fault.name or given.only in fault.file]
     findings = find_all(faults, given.processes)
     missed = [finding.fault.name for finding in findings if finding.history is None]

@@ -12,6 +12,7 @@ import numpy as np
 from tests.histories.plans import Name, draw_plan
 from tests.histories.replay_history import ReplayHistory
 from tests.histories.rollout_history import RolloutHistory
+from tests.histories.segment_history import SegmentReplayHistory, SegmentRolloutHistory
 from tests.histories.surroundings import surroundings
 from tests.histories.visits import Visits, counted
 
@@ -23,7 +24,7 @@ class HistoryError(AssertionError):
 def run_history(name: Name, visits: Visits | None = None, path: str | None = None) -> Visits:
     """Run a history to its end and return what it visited.
 
-    :param path: A way to the device's code, instead of the one that would have been drawn.
+    :param path: A way to the device's code, instead of the one that would have been drawn; or ``segments``.
     """
     visits = Visits() if visits is None else visits
     plan = draw_plan(name, path)
@@ -39,7 +40,9 @@ def run_history(name: Name, visits: Visits | None = None, path: str | None = Non
         warnings.filterwarnings("ignore", message="The last trajectory in the replay buffer will be truncated")
         history = None
         try:
-            history = (RolloutHistory if name.is_rollout else ReplayHistory)(plan, Path(folder))
+            of_host = (ReplayHistory, RolloutHistory)
+            classes = (SegmentReplayHistory, SegmentRolloutHistory) if plan.path == "segments" else of_host
+            history = classes[name.is_rollout](plan, Path(folder))
             history.run()
         except Exception as error:
             taken, trail = (0, "") if history is None else (history.taken, ", ".join(history.trail))

@@ -32,6 +32,18 @@ def short_histories(buffer: str) -> list[Name]:
     return names
 
 
+def segment_histories(buffer: str) -> list[Name]:
+    """A history in some world for each method, whose steps arrive in segments."""
+    worlds, methods = worlds_of(buffer), methods_of(buffer)
+    pictures = [world for world in worlds if world in PICTURES] or worlds
+    shift = BUFFERS.index(buffer)
+    names = [
+        Name(buffer, method, pictures[(i + shift) % len(pictures)], STEPS + (method in LEARNING) * 200, 10)
+        for i, method in enumerate(methods)
+    ]
+    return [*names, Name(buffer, AUTO, worlds[(3 + shift) % len(worlds)], STEPS, 11)]
+
+
 def visits_of(buffer: str) -> set[str]:
     """What the histories of a class must visit, at least ten times each."""
     kinds = {

@@ -6,7 +6,7 @@ import pytest
 
 from tests.histories.plans import Name
 from tests.histories.running import run_history
-from tests.histories.short import BUFFERS, kernel_histories, short_histories, visits_of
+from tests.histories.short import BUFFERS, kernel_histories, segment_histories, short_histories, visits_of
 from tests.histories.visits import CODEC_CHANGES, DICTIONARIES, KINDS, REFERENCES, RENUMBERINGS, Visits
 
 FEWEST_VISITS = dict.fromkeys(KINDS, 10) | {CODEC_CHANGES: 1, DICTIONARIES: 4, REFERENCES: 4, RENUMBERINGS: 4}
@@ -25,6 +25,12 @@ def test_long_histories(buffer: str) -> None:
 @pytest.mark.parametrize("name", kernel_histories(), ids=str)
 def test_long_histories_by_kernel(name: Name) -> None:
     run_history(name, path="kernels")
+
+
+@pytest.mark.parametrize("buffer", [buffer for buffer in BUFFERS if not buffer.startswith("Gpu")])
+def test_long_histories_by_segments(buffer: str) -> None:
+    for name in segment_histories(buffer):
+        run_history(name, path="segments")
 
 
 def test_everything_is_visited_ten_times() -> None:

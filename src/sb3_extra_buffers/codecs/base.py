@@ -153,6 +153,31 @@ class Codec(ABC):
         if references.any():
             raise CorruptDataError(f"A record of the method {self.label!r}, which has no references, names one.")
 
+    has_portable_records: bool = True
+    """Whether a codec that was made with the same arguments reads the records, given their references."""
+
+    def shared_state(self) -> State:
+        """What all records depend on, beside their references, for :meth:`accepts`."""
+        return {}
+
+    def accepts(self, state: SavedState) -> bool:
+        """Whether this codec can hold records of another one, given its :meth:`shared_state`.
+
+        If so, it can decode them from now on.
+        """
+        return True
+
+    def reference_content(self, reference: int) -> Bytes:
+        """A reference as bytes, for :meth:`import_reference`."""
+        raise CorruptDataError(f"Records of the method {self.label!r} have no references.")
+
+    def import_reference(self, content: Bytes) -> int:
+        """A number for a reference of another codec. Its reference count is 1."""
+        raise CorruptDataError(f"Records of the method {self.label!r} have no references.")
+
+    def incref(self, references: Indices) -> None:  # noqa: B027  # most codecs have no references
+        """Increase the reference counts: these are the references of records that enter the store."""
+
     def state(self) -> State:
         """What the codec has learnt from frames."""
         return {}

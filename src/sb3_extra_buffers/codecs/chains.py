@@ -101,7 +101,26 @@ class ChainCodec(Codec):
             if first_frames[row].any():
                 self._renew_reference(int(lanes[row]), first_frames[row])
 
+    def reference_content(self, reference: int) -> Bytes:
+        content: Bytes = self._frames[reference].view(np.uint8)[: self.frame.nbytes]
+        return content
+
+    def import_reference(self, content: Bytes) -> int:
+        if len(content) != self.frame.nbytes:
+            raise CorruptDataError(f"A reference frame has {len(content)} bytes instead of {self.frame.nbytes}.")
+        return self._new_reference(content)
+
+    def incref(self, references: Indices) -> None:
+        self._uses.incref(references)
+
     def _renew_reference(self, lane: int, frame: Bytes) -> None:
+        number = self._new_reference(frame)
+        replaced, self._current[lane] = self._current[[lane]], number
+        self._uses.decref(replaced)
+        self._regret[lane] = 0
+
+    def _new_reference(self, frame: Bytes) -> int:
+        """A new reference frame, whose count is 1."""
         number = self._uses.new()
         if number >= len(self._frames):
             n_more = 4 + len(self._frames) // 16
@@ -111,9 +130,7 @@ class ChainCodec(Codec):
                 more = np.zeros((n_more, self._n_words), dtype=np.uint32)
                 self._frames = np.concatenate([self._frames, more])
         self._frames[number].view(np.uint8)[: len(frame)] = frame
-        replaced, self._current[lane] = self._current[[lane]], number
-        self._uses.decref(replaced)
-        self._regret[lane] = 0
+        return number
 
     def _references_of(self, lanes: Indices) -> Indices:
         """The current references of ``lanes``, each counted once more."""

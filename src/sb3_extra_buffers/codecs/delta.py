@@ -97,6 +97,12 @@ class DeltaCodec(ChainCodec):
         base = reference.view(np.uint8)[: self.frame.nbytes]
         return decode_numpy(record, base, self.frames_per_record, self.distances)
 
+    def shared_state(self) -> State:
+        return {"distances": self.distances}
+
+    def accepts(self, state: SavedState) -> bool:
+        return bool((state.array("distances", np.int64, (N_SOURCES,)) == self.distances).all())
+
     def state(self) -> State:
         return {
             "frames": self._frames,

@@ -37,6 +37,7 @@ class DeltaWordsCodec(ChainCodec):
     """Changed words, in chains of ``frames_per_record`` frames."""
 
     name = "delta"
+    has_portable_records = False  # the method "delta" creates codecs with another format
     _decode_kernels = _KERNELS
 
     def __init__(self, frame: FrameSpec, *, frames_per_record: int = 16) -> None:

@@ -89,6 +89,34 @@ class IndexedColourCodec(Codec):
     def check(self, references: Indices) -> None:
         self.inner.check(references)
 
+    @property
+    def has_portable_records(self) -> bool:  # type: ignore[override]  # depends on the codec
+        return self.inner.has_portable_records
+
+    def shared_state(self) -> State:
+        return {"palette": self.palette[: self.n_colours[0]], "inner": self.inner.shared_state()}
+
+    def accepts(self, state: SavedState) -> bool:
+        colours = state.array("palette", np.uint8, (None, 3))
+        shared = min(len(colours), int(self.n_colours[0]))
+        if len(colours) > MOST_COLOURS or not np.array_equal(colours[:shared], self.palette[:shared]):
+            return False
+        if len(np.unique(colours, axis=0)) != len(colours):
+            raise state.error("palette", "has a colour twice")
+        if not self.inner.accepts(state.part("inner")):
+            return False
+        self._add_colours(colours[shared:])
+        return True
+
+    def reference_content(self, reference: int) -> Bytes:
+        return self.inner.reference_content(reference)
+
+    def import_reference(self, content: Bytes) -> int:
+        return self.inner.import_reference(content)
+
+    def incref(self, references: Indices) -> None:
+        self.inner.incref(references)
+
     def state(self) -> State:
         return {"palette": self.palette[: self.n_colours[0]], "inner": self.inner.state()}
 
@@ -96,13 +124,19 @@ class IndexedColourCodec(Codec):
         colours = state.array("palette", np.uint8, (None, 3))
         if len(colours) > MOST_COLOURS:
             raise state.error("palette", f"has {len(colours)} colours")
-        # Encoding an image of all colours adds them to the hash table, too.
-        indices, indexed = np.zeros((1, len(colours)), dtype=np.uint8), np.zeros(1, dtype=np.bool_)
-        self._to_indices(colours.reshape(1, -1), 1, True, indices, indexed)
+        self._add_colours(colours)
         if self.n_colours[0] != len(colours):
             raise state.error("palette", "has a colour twice")
         self.inner = self.inner.restored(state.part("inner"))
         self.frames_per_record = self.inner.frames_per_record
+
+    def _add_colours(self, colours: Bytes) -> None:
+        """Append colours to the palette."""
+        # Encoding an image of them adds them to the hash table, too. Without numba, it would be in another order if
+        # there were several.
+        for colour in colours.reshape(-1, 3):
+            indices, indexed = np.zeros((1, 1), dtype=np.uint8), np.zeros(1, dtype=np.bool_)
+            self._to_indices(colour.reshape(1, -1), 1, True, indices, indexed)
 
     def _to_indices(
         self, records: Bytes, group: int, channels_last: bool, indices: Bytes, indexed: npt.NDArray[np.bool_]

@@ -120,6 +120,20 @@ class ZstdDictCodec(ZstdCodec):
         if numbers != used:
             raise CorruptDataError(f"Dictionaries {sorted(numbers)} are kept, but {sorted(used)} are in use.")
 
+    def reference_content(self, reference: int) -> Bytes:
+        return _as_array(self._dictionaries[reference])
+
+    def import_reference(self, content: Bytes) -> int:
+        if libzstd.decompress_function() and not libzstd.Dictionary(content.tobytes()).address:
+            raise CorruptDataError(f"A dictionary of {len(content)} bytes is not one of Zstandard.")
+        number = self._uses.new()
+        self._dictionaries[number] = content.tobytes()
+        self._addresses = None
+        return number
+
+    def incref(self, references: Indices) -> None:
+        self._uses.incref(references)
+
     def state(self) -> State:
         return {
             "dictionaries": {str(number): _as_array(content) for number, content in self._dictionaries.items()},

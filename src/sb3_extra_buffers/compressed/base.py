@@ -18,7 +18,7 @@ from stable_baselines3.common.preprocessing import get_obs_shape, is_image_space
 from sb3_extra_buffers.compressed.arguments import check_options, signature_of
 from sb3_extra_buffers.compressed.compatibility import OldAttributes
 from sb3_extra_buffers.compressed.rows import SINGLE
-from sb3_extra_buffers.compressed.saving import SaveableBuffer
+from sb3_extra_buffers.compressed.segments import SegmentBuffer
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
 from sb3_extra_buffers.storage.base_store import BaseStore
 from sb3_extra_buffers.storage.config import FrameStack, Preference, StorageConfig
@@ -32,7 +32,7 @@ from sb3_extra_buffers.storage.usage import MemoryUsage, readable
 Observations = ObservationArray | FlatObservations
 
 
-class BaseCompressedBuffer(OldAttributes, SaveableBuffer):
+class BaseCompressedBuffer(OldAttributes, SegmentBuffer):
     """A mixin for SB3's buffer classes that replaces the arrays for observations by compressed stores.
 
     SB3's class does everything else. It never allocates observations, because its constructor gets a space without

@@ -79,7 +79,7 @@ class BufferWithFlags(ReplayBuffer):
         if self._flags is None:
             found: npt.NDArray[Any] = getattr(self, name)
             return found
-        return (self._flags >> _BITS[name] & 1).astype(np.float32)
+        return unpacked(self._flags, name)
 
     def _dones_at(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         """What a batch has, (n, 1), for transitions that end an episode other than by a time limit."""
@@ -94,6 +94,11 @@ class BufferWithFlags(ReplayBuffer):
         ended: npt.NDArray[np.bool_]
         ended = (self.dones[places] + self.timeouts[places] if self._flags is None else self._flags[places]) > 0
         return ended
+
+
+def unpacked(flags: Flags, name: str) -> npt.NDArray[np.float32]:
+    """``dones`` or ``timeouts`` of some flags."""
+    return (flags >> _BITS[name] & 1).astype(np.float32)
 
 
 def flags_of(dones: npt.ArrayLike, timeouts: npt.ArrayLike) -> Flags | None:

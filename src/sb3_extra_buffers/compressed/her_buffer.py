@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -140,6 +142,38 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _HerBase):
                 self.ep_length[np.arange(pos, start + length) % self.buffer_size, env_index] = length
         self.ep_start[pos] = starts
         self.infos[pos : pos + 1] = infos
+
+    def _further_segment_state(self, slots: Indices, priorities: bool) -> State:
+        return {"infos": Json(self.infos[slots].tolist(), "infos")} if self.copy_info_dict else {}
+
+    def _checked_further_state(self, segment: SavedState, n_steps: int) -> Any:
+        if not self.copy_info_dict:
+            return None
+        infos = np.empty((n_steps, self.n_envs), dtype=object)
+        infos[:] = segment.json("infos")
+        if not all(isinstance(info, dict) for info in infos.flat):
+            raise segment.error("infos", "must be dicts")
+        return infos
+
+    def _place_further_state(self, n_steps: int, rows: Mapping[str, npt.NDArray[Any]], further: Any) -> None:
+        # As in SB3's add(), step by step: an episode that is being overwritten is not sampled any more.
+        for step, dones in enumerate(rows["dones"]):
+            pos = self.pos
+            for env_index in np.flatnonzero(self.ep_length[pos] > 0).tolist():
+                end = self.ep_start[pos, env_index] + self.ep_length[pos, env_index]
+                self.ep_length[np.arange(pos, end) % self.buffer_size, env_index] = 0
+            self.ep_start[pos] = self._current_ep_start
+            if further is not None:
+                self.infos[pos] = further[step]
+            super()._place_further_state(1, rows, None)
+            for env_index in np.flatnonzero(dones).tolist():
+                self._compute_episode_length(env_index)
+
+    def _end_lanes(self) -> None:
+        if self.size():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self.truncate_last_trajectory()
 
     def _check_episodes(self, state: SavedState) -> None:
         """Check that episodes contain their transitions and lie in the buffer, because goals are drawn from them."""

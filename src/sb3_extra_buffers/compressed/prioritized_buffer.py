@@ -13,6 +13,7 @@ Any off-policy algorithm can use it. Its ``train()`` has to do this::
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -121,6 +122,36 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
         self._tree[self._places(pos)] = self.max_priority**self.alpha
         if self.optimize_memory_usage:
             self._tree[self._places(self.pos)] = 0.0  # its observation is now the newest next observation
+
+    def _further_segment_state(self, slots: Indices, priorities: bool) -> State:
+        if not priorities:
+            return {}
+        places = slots[:, None] * self.n_envs + np.arange(self.n_envs)
+        return {"priorities": self._tree[places], "alpha": float(self.alpha)}
+
+    def _checked_further_state(self, segment: SavedState, n_steps: int) -> npt.NDArray[np.float64] | None:
+        if not segment.has("priorities"):
+            return None
+        priorities = segment.array("priorities", np.float64, (n_steps, self.n_envs))
+        alpha = segment.number("alpha")
+        if not (np.isfinite(priorities) & (priorities >= 0)).all() or not 0 <= alpha <= 1:
+            raise segment.error("priorities", "must be numbers, and none below 0")
+        if alpha == self.alpha:
+            return priorities
+        return None if alpha == 0 else (priorities ** (1 / alpha)) ** self.alpha
+
+    def _place_further_state(self, n_steps: int, rows: Mapping[str, npt.NDArray[Any]], further: Any) -> None:
+        steps = np.arange(max(0, n_steps - self.buffer_size), n_steps)
+        places = (self.pos + steps)[:, None] % self.buffer_size * self.n_envs + np.arange(self.n_envs)
+        super()._place_further_state(n_steps, rows, further)
+        if further is None:
+            self._tree[places.reshape(-1)] = self.max_priority**self.alpha
+        else:
+            self._tree[places.reshape(-1)] = further[steps].reshape(-1)
+            if self.alpha > 0:
+                self.max_priority = max(self.max_priority, float(further.max()) ** (1 / self.alpha))
+        if self.optimize_memory_usage:
+            self._tree[self._places(self.pos)] = 0.0
 
     def reset(self) -> None:
         with self._lock.held:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,7 +19,7 @@ from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.compressed.arguments import StorageOptions
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
 from sb3_extra_buffers.compressed.conversion import Conversions
-from sb3_extra_buffers.compressed.flags import BufferWithFlags, flags_of
+from sb3_extra_buffers.compressed.flags import BufferWithFlags, flags_of, unpacked
 from sb3_extra_buffers.compressed.rows import SINGLE, row_of
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
 from sb3_extra_buffers.state import SavedState
@@ -125,6 +126,7 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions, BufferWithFlags,
             except BaseException:  # Ctrl-C: the transition is stored as a whole nevertheless
                 self._commit(pos, staged, row)
                 raise
+            self._n_added += 1
             for store, _ in staged:
                 store.finish_step()
 
@@ -163,6 +165,52 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions, BufferWithFlags,
     def reset(self) -> None:
         with self._lock.held:
             super().reset()
+            self._exported = None
+
+    def _segment_fields(self) -> Sequence[str]:
+        return ("actions", "rewards", "dones", "timeouts")
+
+    def _field_like(self, name: str) -> npt.NDArray[Any]:
+        return self.rewards if name in ("dones", "timeouts") else super()._field_like(name)
+
+    def _field_rows(self, name: str, slots: Indices) -> npt.NDArray[Any]:
+        if self._flags is not None and name in ("dones", "timeouts"):
+            return unpacked(self._flags[slots], name)
+        return super()._field_rows(name, slots)
+
+    def _place_rows(self, slots: Indices, rows: Mapping[str, npt.NDArray[Any]]) -> None:
+        if self._flags is not None:
+            flags = flags_of(rows["dones"], rows["timeouts"])
+            if flags is not None:
+                self._flags[slots] = flags
+                rows = {name: row for name, row in rows.items() if name not in ("dones", "timeouts")}
+        super()._place_rows(slots, rows)
+
+    def _columns_of(self, slots: Indices) -> list[Indices]:
+        if self.optimize_memory_usage:
+            return [np.append(slots, self.pos)]
+        return [slots, slots]
+
+    def _n_new_steps(self, sent: Any) -> int:
+        # The position is right even after Ctrl-C. The count tells how often the buffer was filled since.
+        counted = self._n_added - sent.n_added
+        return int(counted + (self.pos - sent.pos - counted) % self.buffer_size)
+
+    def _n_to_export(self, n_new: int) -> int:
+        # With optimize_memory_usage, the newest next observation is in the slot of the oldest transition.
+        return min(n_new, self.buffer_size - int(self.optimize_memory_usage))
+
+    def _place_further_state(self, n_steps: int, rows: Mapping[str, npt.NDArray[Any]], further: Any) -> None:
+        self.full = self.full or self.pos + n_steps >= self.buffer_size
+        self.pos = (self.pos + n_steps) % self.buffer_size
+
+    def _end_lanes(self) -> None:
+        if self.size():
+            # As at a time limit: the next observation is bootstrapped from, and n-step returns end here.
+            newest = np.array([self.pos - 1])
+            rows = {name: self._field_rows(name, newest) for name in ("dones", "timeouts")}
+            rows["timeouts"] = np.maximum(rows["timeouts"], 1 - rows["dones"])
+            self._place_rows(newest, rows)
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
         self._check_folder()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -16,7 +16,7 @@ from typing_extensions import Unpack
 from sb3_extra_buffers.compressed.arguments import StorageOptions
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
 from sb3_extra_buffers.compressed.rows import on_host, part_of, row_of
-from sb3_extra_buffers.errors import EmptyBufferError
+from sb3_extra_buffers.errors import EmptyBufferError, SegmentError
 from sb3_extra_buffers.state import SavedState, State
 
 
@@ -72,6 +72,8 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
                     self.observations = self._column(0)
             for store in self._stores.values():
                 store.clear()
+            if self._exported is not None:
+                self._exported.pos = 0
 
     def add(
         self,
@@ -125,6 +127,24 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
     def _write_observations(self, slot: int, checked: Any) -> None:
         for key, store in self._stores.items():
             store.write(0, slot, checked[key])
+
+    def export_segment(self, **options: Any) -> bytes:
+        if self.generator_ready:
+            raise SegmentError("Export the rollout before get() is called, which reorders it.")
+        return super().export_segment(**options)
+
+    def _check_room(self, n_steps: int, continues: bool) -> None:
+        if self.pos + n_steps > self.buffer_size:
+            raise SegmentError(
+                f"The segment has {n_steps} steps, but the rollout has only room for {self.buffer_size - self.pos} "
+                "more: call reset() before a new rollout begins."
+            )
+        if self.pos and not continues:
+            raise SegmentError("The segment does not continue the rollout: advantages would be wrong. Call reset().")
+
+    def _place_further_state(self, n_steps: int, rows: Mapping[str, npt.NDArray[Any]], further: Any) -> None:
+        self.pos += n_steps
+        self.full = self.pos == self.buffer_size
 
     def get(self, batch_size: int | None = None) -> Generator[RolloutBufferSamples, None, None]:
         if not self.full:

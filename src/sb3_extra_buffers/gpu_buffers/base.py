@@ -59,6 +59,7 @@ class BaseGpuBuffer(BaseCompressedBuffer):
     :param max_slot_bytes: Deprecated: ``heap_bytes``, given per observation.
     """
 
+    _has_segments = False
     _checked_device: th.device | None = None
     """The value of ``device`` when the buffer was last moved."""
     _outputs_stay = True

@@ -21,6 +21,7 @@ zeros to a multiple of 64 bytes, and its checksum covers them. Blocks of zeros a
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
 import os
@@ -136,7 +137,7 @@ class Container:
             )
         if not is_intact or version < 1:
             raise CorruptDataError(f"{self.path} is damaged: its header does not agree with its checksum.")
-        size = os.fstat(self._file.fileno()).st_size
+        size = self._file.seek(0, os.SEEK_END)
         if offset < HEADER_BYTES or offset + length > size:
             raise CorruptDataError(f"{self.path} has {size} of {offset + length} bytes: it is not complete.")
         self._file.seek(offset)
@@ -252,6 +253,23 @@ def write(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, Value], prog
         ) from error
 
 
+def pack(meta: Mapping[str, Any], arrays: Mapping[str, Value]) -> bytes:
+    """A container as bytes, for :func:`unpack`."""
+    file = io.BytesIO()
+    file.write(bytes(HEADER_BYTES))
+    manifest = _Writer(file, {}, None).write(meta, arrays)
+    header = _header(file.tell(), manifest, 1)
+    file.write(manifest)
+    file.seek(0)
+    file.write(header)
+    return file.getvalue()
+
+
+def unpack(data: bytes, name: str) -> Container:
+    """The container that :func:`pack` returned, which error messages call ``name``."""
+    return Container(Path(name), io.BytesIO(data))
+
+
 def _usable(path: Path) -> Container | None:
     """The container at ``path``, if there is one to append to and less than half of it is out of date."""
     try:
@@ -302,11 +320,15 @@ def _append(
             file.truncate(end)
         raise
     # From here on never truncate: the header on disk may be the old or the new one.
-    header = HEADER.pack(MAGIC, VERSION, 0, generation + 1, offset, len(manifest), xxhash.xxh3_128_digest(manifest))
     file.seek(0)
-    file.write(header + xxhash.xxh3_128_digest(header))
+    file.write(_header(offset, manifest, generation + 1))
     sync(file)
     return writer.written + len(manifest)
+
+
+def _header(offset: int, manifest: bytes, generation: int) -> bytes:
+    header = HEADER.pack(MAGIC, VERSION, 0, generation, offset, len(manifest), xxhash.xxh3_128_digest(manifest))
+    return header + xxhash.xxh3_128_digest(header)
 
 
 class _Writer:

@@ -22,7 +22,7 @@ from sb3_extra_buffers import __version__
 from sb3_extra_buffers.errors import CorruptDataError, ExtraBuffersError
 from sb3_extra_buffers.persistence import spaces as spaces  # registers how spaces are written
 from sb3_extra_buffers.persistence.container import Container, Value
-from sb3_extra_buffers.state import Json, Progress, decode, encode
+from sb3_extra_buffers.state import Json, Progress, State, decode, encode
 from sb3_extra_buffers.storage.pickling import split
 
 STATE = "state"
@@ -59,9 +59,7 @@ def bar(what: str, size: int, show: bool | None, unit: str = "B") -> Iterator[Pr
 
 def describe(buffer: Any) -> tuple[dict[str, Any], dict[str, Value]]:
     """All of a buffer (see ``compressed/saving.py``), as JSON and arrays."""
-    plain, arrays = split(
-        {name: _as_bytes(part) if isinstance(part, Json) else part for name, part in buffer._state().items()}
-    )
+    plain, arrays = flat(buffer._state())
     meta = {
         "class": buffer._library_class().__name__,
         "library": __version__,
@@ -69,6 +67,11 @@ def describe(buffer: Any) -> tuple[dict[str, Any], dict[str, Value]]:
         "state": plain,
     }
     return meta, arrays
+
+
+def flat(state: State) -> tuple[dict[str, Any], dict[str, Value]]:
+    """A tree of values and arrays as JSON and arrays by path."""
+    return split({name: _as_bytes(part) if isinstance(part, Json) else part for name, part in state.items()})
 
 
 def read_arguments(file: Container) -> dict[str, Any]:

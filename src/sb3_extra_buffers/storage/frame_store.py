@@ -68,6 +68,8 @@ class FrameStore:
         self.lengths = np.zeros((n_lanes, 8), dtype=np.uint32)
         self.references = np.zeros((n_lanes, 8), dtype=np.uint32)
         self._has_references = False
+        self.held: dict[str, int] = {}
+        """References that segments have brought, by checksum. They are kept for records of the next segment."""
 
     def append(self, lanes: Indices, observations: npt.NDArray[Any], oldest: Callable[[], Indices]) -> Indices:
         """Store one observation per lane, and return for each the number of the frame after its last one.
@@ -170,7 +172,7 @@ class FrameStore:
         if backwards.any():
             at = int(backwards.argmax())
             raise CorruptDataError(f"Record {numbers[at + 1]} of lane {lanes[at]} lies before its predecessor.")
-        self.codec.check(self.references_of(self.first_records, stops))
+        self.codec.check(self._all_references())
         self._check_newest()
 
     def _check_numbers(self) -> None:
@@ -339,8 +341,12 @@ class FrameStore:
 
     def _recount_uses(self) -> bool:
         """Let the codec recount its references; false if one of them does not exist."""
+        return self.codec.count_uses(self._all_references())
+
+    def _all_references(self) -> Indices:
         stops = self.encoded // self.codec.frames_per_record
-        return self.codec.count_uses(self.references_of(self.first_records, stops))
+        held = np.fromiter(self.held.values(), dtype=np.int64, count=len(self.held))
+        return np.concatenate([self.references_of(self.first_records, stops), held])
 
     def allocate(self, size: int, oldest: Callable[[], Indices]) -> int:
         """Reserve room in the arena and in the index, and return where in the arena it starts."""

@@ -141,6 +141,31 @@ class ObservationStore(ObservationIndex):
         if self.frames.arena.nbytes > self._compact_at:
             self.compact()
 
+    def adopt(self, layout: StackLayout, recipe: CodecRecipe, shared: SavedState) -> bool:
+        """Use a codec that can hold records of another one, given its shared state.
+
+        False if the observations that are here stack frames in another way, or too many codecs are in use already.
+        """
+        if not self.slots_used or self._decide_at is not None:
+            (self.rebuild if self.slots_used else self.use)(layout, recipe)
+            self._decide_at, self._saved_steps = None, []
+        elif layout != self.layout:
+            return False
+        elif recipe != self.recipe or not self.codec.has_portable_records or not self.codec.accepts(shared):
+            self.release_earlier()
+            if len(self._earlier) >= _MOST_CODECS:
+                return False
+            self.change_codec(recipe)
+        return self.codec.accepts(shared)
+
+    def finish_copying(self) -> None:
+        """To be called when records were copied: :meth:`finish_step` has not been called for them."""
+        if self.frames.heads.max() > _LAST_FRAME_NUMBER:
+            self.renumber()
+        self.release_earlier()
+        if self.frames.arena.nbytes > self._compact_at:
+            self.compact()
+
     def _fill(self, wanted: list[tuple[int, Indices]], envs: Indices, outs: list[npt.NDArray[Any]]) -> None:
         firsts = self._firsts(wanted, envs)
         if firsts.min(initial=0) < 0:

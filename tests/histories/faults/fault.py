@@ -20,6 +20,8 @@ class Fault(NamedTuple):
     """Whose histories are searched for it, in this order."""
     kernels: bool = False
     """Whether it is in a kernel of Triton."""
+    segments: bool = False
+    """Whether histories are searched whose steps arrive in segments."""
 
     def plant(self, text: str) -> str:
         count = text.count(self.old)

@@ -1,0 +1,334 @@
+"""Segments: the newest steps of a buffer as bytes, which another buffer can append without decoding them.
+
+They are for experience that moves between processes or machines, for logs, and for merging buffers.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+from stable_baselines3.common.buffers import ReplayBuffer
+
+from sb3_extra_buffers import __version__
+from sb3_extra_buffers.codecs.base import Bytes, Indices
+from sb3_extra_buffers.compressed.saving import SaveableBuffer
+from sb3_extra_buffers.errors import CorruptDataError, FileFormatError, SegmentError
+from sb3_extra_buffers.interruption import uninterrupted
+from sb3_extra_buffers.persistence import container
+from sb3_extra_buffers.persistence.files import as_corrupt, flat
+from sb3_extra_buffers.state import SavedState, State, decode, encode
+from sb3_extra_buffers.storage import segments
+
+SEGMENT_VERSION = 1
+_NAME = "The segment"
+_MOST_STEPS = 1 << 32
+_MOST_ZEROS, _MOST_REPETITIONS = 64 << 20, 256
+"""How much larger its arrays may be than a segment itself."""
+
+
+class SegmentInfo(NamedTuple):
+    """What :meth:`SegmentBuffer.ingest_segment` has appended."""
+
+    n_steps: int
+    """0 for a segment that was ingested before."""
+    n_transitions: int
+    sequence: int
+    """The number of the segment, counted from 0 since the sender began."""
+    continues: bool
+    """Whether it continues the segment before. If not, the newest transitions were marked as the ends of their
+    episodes, so that no n-step return goes on into the segment."""
+    policy_version: int | None
+    extra: dict[str, Any]
+
+
+@dataclass
+class _Sent:
+    """What a buffer has exported."""
+
+    stream: str
+    pos: int
+    n_added: int
+    sequence: int = 0
+    n_steps: int = 0
+    """How many steps there were, including those that were overwritten before they could be exported."""
+    known: dict[str, set[str]] = field(default_factory=dict)
+    """For each store, the references of the last segment."""
+
+
+@dataclass
+class _Received:
+    """The last segment that a buffer has ingested."""
+
+    stream: str
+    sequence: int
+    n_steps: int
+    contents: dict[str, dict[str, Bytes]]
+
+
+class SegmentBuffer(SaveableBuffer):
+    """Exports and ingests segments."""
+
+    _rebuilt: ClassVar[tuple[str, ...]] = ("_exported", "_received", "_spaces_digest")
+    _exported: _Sent | None = None
+    _received: _Received | None = None
+    _spaces_digest: str | None = None
+    _n_added = 0
+    """How many steps were added; may be too low after Ctrl-C, see :meth:`_n_new_steps`."""
+    _has_segments = True
+    n_envs: int
+
+    def export_segment(
+        self,
+        *,
+        priorities: bool = False,
+        policy_version: int | None = None,
+        extra: Mapping[str, Any] | None = None,
+        restart: bool = False,
+        everything: bool = False,
+    ) -> bytes:
+        """All steps that were added since the last export, for :meth:`ingest_segment` of another buffer.
+
+        The first segment of a buffer holds everything. If steps were overwritten before they were exported, they are
+        left out.
+
+        :param priorities: Include the priorities of a prioritized buffer. Otherwise transitions get the largest
+            priority of the buffer that they come to, as new ones do.
+        :param policy_version: A number for the receiver: with which policy the steps were made.
+        :param extra: More for the receiver: numbers, strings, arrays, and lists and dicts of them.
+        :param restart: For a receiver that has not ingested the segments before: include all reference frames and
+            dictionaries, and count segments from 0 again.
+        :param everything: Export all steps that are in the buffer, as the first segment does. Implies ``restart``.
+        """
+        self._check_segments()
+        with self._lock.held:
+            sent = self._exported
+            if sent is None or everything:
+                sent = _Sent(secrets.token_hex(8), self.pos, self._n_added)
+                n_steps = n_new = self._n_to_export(self.size() if isinstance(self, ReplayBuffer) else self.pos)
+            else:
+                n_new = self._n_new_steps(sent)
+                n_steps = self._n_to_export(n_new)
+                if restart:
+                    sent = _Sent(secrets.token_hex(8), sent.pos, sent.n_added)
+            slots = (self.pos - n_steps + np.arange(n_steps)) % self.buffer_size
+            state: dict[str, Any] = {"fields": {}, "stores": {}}
+            known: dict[str, set[str]] = sent.known
+            if n_steps:
+                known = {}
+                columns = self._columns_of(slots)
+                for key, store in self._stores.items():
+                    part, known[key] = segments.export_steps(store, columns, sent.known.get(key, set()))
+                    state["stores"][key] = part
+                state["fields"] = {name: self._field_rows(name, slots) for name in self._segment_fields()}
+                state |= self._further_segment_state(slots, priorities)
+            plain, arrays = flat(state)
+            header = {
+                "version": SEGMENT_VERSION,
+                "library": __version__,
+                "kind": self._segment_kind(),
+                "spaces": self._digest_of_spaces(),
+                "space": repr(self.observation_space)[:200],
+                "n_envs": self.n_envs,
+                "columns": self._n_columns,
+                "n_steps": n_steps,
+                "stream": sent.stream,
+                "sequence": sent.sequence,
+                "first_step": sent.n_steps + n_new - n_steps,
+                "policy_version": policy_version,
+                "extra": encode(dict(extra or {}), "extra"),
+            }
+            data = container.pack({"segment": header, "state": plain}, arrays)
+            self._exported = _Sent(sent.stream, self.pos, self._n_added, sent.sequence + 1, sent.n_steps + n_new, known)
+        return data
+
+    def ingest_segment(self, data: bytes | bytearray | memoryview | npt.NDArray[np.uint8]) -> SegmentInfo:
+        """Append the steps of a segment that another buffer of the same spaces has exported.
+
+        The result is the same as if they had been added. Compressed observations are copied, not decoded. Safe for
+        untrusted bytes: a segment is ingested as a whole, or there is an error and nothing has changed.
+
+        Segments of one sender must be ingested in order. One that was ingested before is ignored. After a gap, or from
+        another sender, the steps begin new episodes: see :attr:`SegmentInfo.continues`.
+        """
+        with as_corrupt(_NAME):  # type: ignore[arg-type]  # only for messages
+            file = container.unpack(bytes(data), _NAME)
+            claimed = sum(array.nbytes for array in file.arrays.values())
+            if claimed > _MOST_ZEROS + _MOST_REPETITIONS * file.end:  # zeros are not stored
+                raise CorruptDataError(f"{_NAME} claims to hold {claimed:,} bytes in {file.end:,}.")
+            header, state = _checked_header(file.meta)
+            self._check_header(header)
+            segment = SavedState(file, state)
+            n_steps, sequence = header.integer("n_steps", 0, _MOST_STEPS), header.integer("sequence")
+            first_step, stream = header.integer("first_step"), str(header.value("stream"))
+            version = header.integer("policy_version") if header.has("policy_version") else None
+            extra = decode(header.value("extra"))
+            if not isinstance(extra, dict):
+                raise header.error("extra", "must be a dict")
+            self._check_segments()
+            with self._lock.held:
+                last = self._received if self._received is not None and self._received.stream == stream else None
+                if last is not None and sequence <= last.sequence:
+                    return SegmentInfo(0, 0, sequence, True, version, extra)
+                continues = last is not None and first_step == last.n_steps
+                contents = {} if last is None else last.contents
+                self._append_segment(segment, n_steps, continues, header.integer("columns", 1, 2), contents)
+                contents = contents if n_steps == 0 else self._new_contents
+                self._received = _Received(stream, sequence, first_step + n_steps, contents)
+        return SegmentInfo(n_steps, n_steps * self.n_envs, sequence, continues, version, extra)
+
+    _new_contents: dict[str, dict[str, Bytes]]
+
+    def _append_segment(
+        self,
+        segment: SavedState,
+        n_steps: int,
+        continues: bool,
+        n_columns: int,
+        contents: Mapping[str, dict[str, Bytes]],
+    ) -> None:
+        if n_steps == 0:
+            return
+        self._check_room(n_steps, continues)
+        shares = isinstance(self, ReplayBuffer)
+        n_rows = [n_steps] * n_columns if n_columns == 2 or not shares else [n_steps + 1]
+        rows = {}
+        for name in self._segment_fields():
+            array = self._field_like(name)
+            rows[name] = segment.part("fields").array(name, array.dtype, (n_steps, *array.shape[1:]))
+        further = self._checked_further_state(segment, n_steps)
+        received = {}
+        for key, store in self._stores.items():
+            part = segment.part("stores").part(key)
+            received[key] = segments.receive(store, part, n_rows, contents.get(key, {}))
+        # Nothing has changed so far. From here on nothing fails.
+        with uninterrupted():
+            if not continues:
+                self._end_lanes()
+            for key, store in self._stores.items():
+                segments.place(store, segments.as_columns(received[key], self._n_columns, shares), self.pos)
+            kept = min(n_steps, self.buffer_size)
+            slots = (self.pos + np.arange(n_steps - kept, n_steps)) % self.buffer_size
+            self._place_rows(slots, {name: row[n_steps - kept :] for name, row in rows.items()})
+            self._place_further_state(n_steps, rows, further)
+            self._n_added += n_steps
+            self._new_contents = {key: part.contents for key, part in received.items()}
+
+    # What differs between classes
+
+    _n_columns: int
+
+    def _segment_kind(self) -> str:
+        return "replay" if isinstance(self, ReplayBuffer) else "rollout"
+
+    def _segment_fields(self) -> Sequence[str]:
+        return self._saved_fields
+
+    def _field_like(self, name: str) -> npt.NDArray[Any]:
+        """An array with the dtype of a field, and with the shape of its rows."""
+        field: npt.NDArray[Any] = getattr(self, name)
+        return field
+
+    def _field_rows(self, name: str, slots: Indices) -> npt.NDArray[Any]:
+        rows: npt.NDArray[Any] = getattr(self, name)[slots]
+        return rows
+
+    def _place_rows(self, slots: Indices, rows: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Write rows of fields. Doing it twice does no harm."""
+        for name, row in rows.items():
+            getattr(self, name)[slots] = row
+
+    def _columns_of(self, slots: Indices) -> list[Indices]:
+        """The slots of each column that hold the observations of these steps."""
+        return [slots] * self._n_columns
+
+    def _n_new_steps(self, sent: _Sent) -> int:
+        """How many steps were added since the last export."""
+        return self.pos - sent.pos
+
+    def _n_to_export(self, n_new: int) -> int:
+        """How many of so many new steps are still in the buffer."""
+        return n_new
+
+    def _further_segment_state(self, slots: Indices, priorities: bool) -> State:
+        """What a class has beside fields and observations."""
+        return {}
+
+    def _checked_further_state(self, segment: SavedState, n_steps: int) -> Any:
+        """The same on arrival, checked."""
+        return None
+
+    def _place_further_state(self, n_steps: int, rows: Mapping[str, npt.NDArray[Any]], further: Any) -> None:
+        """Complete the steps whose fields and observations are in their slots: advance the position."""
+        raise NotImplementedError
+
+    def _check_room(self, n_steps: int, continues: bool) -> None:
+        """Raise an error if so many steps cannot be appended."""
+
+    def _end_lanes(self) -> None:
+        """Mark the newest transitions as the ends of their episodes, because what follows does not continue them."""
+
+    # Whether a segment is for this buffer
+
+    def _check_segments(self) -> None:
+        if not self._has_segments:
+            raise SegmentError(
+                f"{type(self).__name__} can neither export nor ingest segments. Buffers in host memory can: use the "
+                "class of this name with 'Compressed' instead of 'Gpu'."
+            )
+        if self._folder is not None:
+            self._folder.before_adding(self)
+
+    def _digest_of_spaces(self) -> str:
+        if self._spaces_digest is None:
+            spaces = [encode(space, "The space") for space in (self.observation_space, self.action_space)]
+            self._spaces_digest = xxhash.xxh3_64_hexdigest(json.dumps(spaces, sort_keys=True).encode())
+        return self._spaces_digest
+
+    def _check_header(self, header: SavedState) -> None:
+        if header.value("kind") != self._segment_kind():
+            raise SegmentError(
+                f"The segment is of a {header.value('kind')} buffer, but {type(self).__name__} is a "
+                f"{self._segment_kind()} buffer."
+            )
+        if header.value("spaces") != self._digest_of_spaces():
+            raise SegmentError(
+                f"The segment is for other spaces: its observations are {header.value('space')}, those of this buffer "
+                f"{self.observation_space!r}. Or the actions or bounds differ."
+            )
+        if header.value("n_envs") != self.n_envs:
+            raise SegmentError(
+                f"The segment is of {header.value('n_envs')} environments, but this buffer has n_envs={self.n_envs}."
+            )
+
+
+def _checked_header(meta: dict[str, Any]) -> tuple[SavedState, dict[str, Any]]:
+    header, state = meta.get("segment"), meta.get("state")
+    if not isinstance(header, dict) or not isinstance(state, dict):
+        raise FileFormatError("These bytes are a saved buffer, not a segment of one: use load().")
+    version = header.get("version")
+    if type(version) is not int or version < 1:
+        raise CorruptDataError(f"{_NAME} is corrupt: its version is {version!r}.")
+    if version > SEGMENT_VERSION:
+        raise FileFormatError(
+            f"The segment is of version {version}, written by sb3-extra-buffers {header.get('library')}, and this "
+            f"version reads up to {SEGMENT_VERSION}. Install the same version of sb3-extra-buffers everywhere."
+        )
+    return SavedState(_NoArrays(), header), state
+
+
+class _NoArrays:
+    """The source of a header."""
+
+    path, arrays, is_mapped = _NAME, {}, False  # type: ignore[var-annotated]
+
+    def read(self, *_: Any) -> Any:
+        raise NotImplementedError
+
+    map = read

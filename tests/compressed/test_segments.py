@@ -1,0 +1,287 @@
+"""Segments between buffers: the cases that long histories do not meet, and all kinds of bad input."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from gymnasium import spaces
+
+from sb3_extra_buffers.compressed import (
+    CompressedDictReplayBuffer,
+    CompressedPrioritizedReplayBuffer,
+    CompressedReplayBuffer,
+    CompressedRolloutBuffer,
+)
+from sb3_extra_buffers.errors import CorruptDataError, ExtraBuffersError, FileFormatError, SegmentError
+from sb3_extra_buffers.gpu_buffers import GpuReplayBuffer
+from sb3_extra_buffers.persistence.container import HEADER, HEADER_BYTES
+from tests.histories import worlds
+
+SPACE, ACTIONS, N_ENVS = worlds.SPACES["stack"], spaces.Discrete(4), 2
+FIELDS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+
+
+def make(
+    slots: int = 100, space: Any = SPACE, cls: Any = CompressedReplayBuffer, n_envs: int = N_ENVS, **options: Any
+) -> Any:
+    return cls(slots * n_envs, space, ACTIONS, device="cpu", n_envs=n_envs, **options)
+
+
+def fill(*buffers: Any, steps: int = 30, seed: int = 0, space: Any = SPACE) -> None:
+    rng = np.random.default_rng(seed)
+    for step in itertools.islice(worlds.transitions(space, ACTIONS, buffers[0].n_envs, rng, 50), steps):
+        for buffer in buffers:
+            buffer.add(*step)
+
+
+def assert_equal(left: Any, right: Any, names: tuple[str, ...] = FIELDS) -> None:
+    assert (left.pos, left.full) == (right.pos, right.full)
+    for name in names:
+        assert np.asarray(getattr(left, name)[:]).tobytes() == np.asarray(getattr(right, name)[:]).tobytes(), name
+
+
+def test_a_sender_that_was_overwritten_exports_what_is_left() -> None:
+    sender, receiver = make(20), make()
+    fill(sender)
+    receiver.ingest_segment(sender.export_segment())
+    fill(sender, steps=57, seed=1)
+    info = receiver.ingest_segment(sender.export_segment())
+    assert (info.n_steps, info.continues) == (20, False)
+    newest = np.asarray(sender.observations[:])[[*range(7, 20), *range(7)]]  # steps 67 to 86, in order
+    np.testing.assert_array_equal(np.asarray(receiver.observations[20:40]), newest)
+    assert ((receiver.timeouts + receiver.dones)[19] > 0).all()
+    receiver.check()
+
+
+def test_only_the_first_segment_holds_reference_frames() -> None:
+    sender = make(compression_method="delta", frame_stack=4)
+    fill(sender, steps=40)
+    first = sender.export_segment()
+    fill(sender, steps=40, seed=0)
+    later = sender.export_segment()
+    assert len(sender.export_segment()) < 3000
+    assert len(later) < len(first)
+
+
+def test_a_segment_without_the_one_before_says_so() -> None:
+    sender, receiver = make(compression_method="zstd-dict", frame_stack=4), make()
+    fill(sender, steps=90)
+    sender.export_segment()
+    fill(sender, steps=40)
+    lost = sender.export_segment()
+    with pytest.raises(CorruptDataError, match=r"restart=True"):
+        receiver.ingest_segment(lost)
+    assert receiver.size() == 0
+    receiver.check()
+    fill(sender, steps=10)
+    info = receiver.ingest_segment(sender.export_segment(restart=True))
+    assert (info.n_steps, info.sequence) == (10, 0)
+
+
+def test_everything_can_be_exported_again() -> None:
+    sender, receiver = make(), make()
+    fill(sender, steps=70)
+    sender.export_segment()
+    receiver.ingest_segment(sender.export_segment(everything=True))
+    assert_equal(sender, receiver)
+
+
+def test_buffers_can_be_merged() -> None:
+    first, second, both = make(50), make(50), make()
+    fill(first)
+    fill(second, seed=5)
+    for buffer in (first, second):
+        info = both.ingest_segment(buffer.export_segment())
+        assert not info.continues
+    np.testing.assert_array_equal(
+        np.asarray(both.observations[:60]), [*first.observations[:30], *second.observations[:30]]
+    )
+    assert ((both.timeouts + both.dones)[29] > 0).all()
+    both.check()
+
+
+def test_a_segment_larger_than_the_buffer_leaves_the_newest_steps() -> None:
+    sender, receiver, expected = make(), make(13), make(13)
+    fill(sender, expected, steps=60)
+    receiver.ingest_segment(sender.export_segment())
+    assert_equal(receiver, expected)
+
+
+@pytest.mark.parametrize("receiving", [False, True])
+def test_the_sender_may_share_the_next_observations_slot(receiving: bool) -> None:
+    shared = {"optimize_memory_usage": True, "handle_timeout_termination": False}
+    sender, receiver = (make(**options) for options in ((shared, {})[:: -1 if receiving else 1]))
+    expected = make(**(shared if receiving else {"handle_timeout_termination": False}))
+    rng, worlds_steps = np.random.default_rng(0), []
+    for step in itertools.islice(worlds.transitions(SPACE, ACTIONS, N_ENVS, rng, 50), 30):
+        worlds_steps.append(step)
+    for step in worlds_steps:
+        sender.add(*step)
+        expected.add(*step)
+    receiver.ingest_segment(sender.export_segment())
+    np.testing.assert_array_equal(np.asarray(receiver.observations[:30]), np.asarray(expected.observations[:30]))
+    np.testing.assert_array_equal(np.asarray(receiver.next_observations[29]), worlds_steps[-1].next_obs)
+
+
+def test_priorities_travel_if_asked_for() -> None:
+    sender, plain = (make(cls=CompressedPrioritizedReplayBuffer, alpha=0.5) for _ in range(2))
+    other = make(cls=CompressedPrioritizedReplayBuffer, alpha=1.0)
+    fill(sender)
+    sender.update_priorities(np.arange(60), np.arange(60.0))
+    plain.ingest_segment(sender.export_segment())
+    assert (plain._tree[np.arange(60)] == 1.0).all()
+    segment = sender.export_segment(everything=True, priorities=True)
+    other.ingest_segment(segment)
+    np.testing.assert_allclose(other._tree[np.arange(60)], np.arange(60.0) + 1e-6)
+    assert other.max_priority == pytest.approx(59, rel=1e-6)
+    host = make()
+    host.ingest_segment(segment)
+    assert host.size() == 30
+
+
+def test_a_rollout_travels_with_its_advantages() -> None:
+    sender, receiver = (CompressedRolloutBuffer(16, SPACE, ACTIONS, device="cpu", n_envs=N_ENVS) for _ in range(2))
+    import torch as th
+
+    for buffer in (sender, receiver):
+        buffer.reset()
+    rng = np.random.default_rng(0)
+    for step in itertools.islice(worlds.transitions(SPACE, ACTIONS, N_ENVS, rng, 50), 16):
+        sender.add(step.obs, step.action, step.reward, step.done, th.ones(N_ENVS), th.zeros(N_ENVS))
+    sender.compute_returns_and_advantage(th.ones(N_ENVS), np.zeros(N_ENVS))
+    segment = sender.export_segment()
+    receiver.ingest_segment(segment)
+    assert_equal(sender, receiver, ("observations", *CompressedRolloutBuffer._saved_fields))
+    with pytest.raises(SegmentError, match="room for 0"):
+        receiver.ingest_segment(sender.export_segment(everything=True))
+    next(iter(sender.get(4)))
+    with pytest.raises(SegmentError, match=r"before get\(\)"):
+        sender.export_segment()
+    with pytest.raises(SegmentError, match="rollout buffer"):
+        make().ingest_segment(segment)
+
+
+@pytest.mark.parametrize(
+    ("receiver", "problem"),
+    [
+        (lambda: make(space=worlds.SPACES["RGB"]), "other spaces"),
+        (lambda: make(n_envs=3), "n_envs=3"),
+        (lambda: CompressedReplayBuffer(200, SPACE, spaces.Discrete(5), n_envs=2), "other spaces"),
+        (lambda: make(space=worlds.DICT_SPACES["Dict"], cls=CompressedDictReplayBuffer), "other spaces"),
+        (lambda: GpuReplayBuffer(200, SPACE, ACTIONS, device="cpu", n_envs=2), "can neither export"),
+    ],
+)
+def test_a_segment_for_another_buffer_is_an_error(receiver: Any, problem: str) -> None:
+    sender, other = make(), receiver()
+    fill(sender)
+    with pytest.raises(SegmentError, match=problem):
+        other.ingest_segment(sender.export_segment())
+    assert other.size() == 0
+
+
+def test_bytes_that_are_no_segment(tmp_path) -> None:
+    buffer = make()
+    fill(buffer)
+    buffer.save(tmp_path / "saved")
+    for data, error in (
+        (b"", FileFormatError),
+        (b"something else", FileFormatError),
+        ((tmp_path / "saved").read_bytes(), FileFormatError),
+    ):
+        with pytest.raises(error):
+            buffer.ingest_segment(data)
+    (tmp_path / "segment").write_bytes(buffer.export_segment())
+    with pytest.raises(CorruptDataError, match="class"):
+        CompressedReplayBuffer.load(tmp_path / "segment")
+
+
+def forged(segment: bytes, change: Any) -> bytes:
+    """The same with another manifest, and all checksums right."""
+    fields = list(HEADER.unpack_from(segment))
+    offset, length = fields[4], fields[5]
+    manifest = json.loads(segment[offset : offset + length])
+    change(manifest)
+    text = json.dumps(manifest).encode()
+    fields[5], fields[6] = len(text), xxhash.xxh3_128_digest(text)
+    header = HEADER.pack(*fields)
+    return header + xxhash.xxh3_128_digest(header) + segment[HEADER_BYTES:offset] + text
+
+
+def test_another_versions_segment_is_an_error() -> None:
+    sender = make()
+    fill(sender)
+
+    def newer(manifest: Any) -> None:
+        manifest["meta"]["segment"] |= {"version": 2, "library": "9.9"}
+
+    with pytest.raises(FileFormatError, match=r"9\.9.*same version"):
+        make().ingest_segment(forged(sender.export_segment(), newer))
+
+
+def leaves(tree: Any, path: tuple[Any, ...] = ()) -> Any:
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from leaves(value, (*path, key))
+    else:
+        yield path
+
+
+@pytest.mark.parametrize("method", ["delta", "zstd-dict", "none", "rle"])
+def test_forged_segments_never_get_in(method: str) -> None:
+    """Every value is replaced by others, and every array by one with other numbers. What gets in must be readable."""
+    sender = make(compression_method=method)
+    fill(sender, steps=40)
+    segment = sender.export_segment(everything=True)
+    manifest = json.loads(segment[struct.unpack_from("<Q", segment, 24)[0] :])
+    for path in [*leaves(manifest["meta"])]:
+        for value in (None, -1, 0, 3, 1 << 40, "x", [], {}):
+
+            def change(manifest: Any, path: Any = path, value: Any = value) -> None:
+                where = manifest["meta"]
+                for key in path[:-1]:
+                    where = where[key]
+                where[path[-1]] = value
+
+            check_that_it_is_refused_or_harmless(forged(segment, change))
+    arrays = manifest["arrays"]
+    for name, entry in arrays.items():
+        for number in (number for number, block in enumerate(entry["blocks"]) if block is not None):
+            check_that_it_is_refused_or_harmless(with_other_numbers(segment, name, number))
+
+
+def with_other_numbers(segment: bytes, name: str, number: int) -> bytes:
+    changed = bytearray(segment)
+
+    def change(manifest: Any) -> None:
+        offset = manifest["arrays"][name]["blocks"][number][0]
+        itemsize = int(manifest["arrays"][name]["dtype"][2:])
+        end = offset + 64 if itemsize > 1 else offset + 8
+        changed[offset:end] = b"\xff" * (end - offset)
+        size = np.prod(manifest["arrays"][name]["shape"]) * itemsize
+        length = int(size + -size % 64)
+        manifest["arrays"][name]["blocks"][number][1] = xxhash.xxh3_128_hexdigest(
+            bytes(changed[offset : offset + length])
+        )
+
+    result = forged(segment, change)
+    offset = HEADER.unpack_from(segment)[4]
+    return result[:HEADER_BYTES] + bytes(changed[HEADER_BYTES:offset]) + result[offset:]
+
+
+def check_that_it_is_refused_or_harmless(segment: bytes) -> None:
+    receiver = make(50)
+    try:
+        receiver.ingest_segment(segment)
+    except (ExtraBuffersError, ImportError):
+        assert receiver.size() == 0
+    receiver.check()
+    # A damaged record gets in if its checksum is that of the damaged bytes. Reading it is an error.
+    with contextlib.suppress(CorruptDataError):
+        np.asarray(receiver.observations[:])
