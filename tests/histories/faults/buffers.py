@@ -14,8 +14,8 @@ BUFFER_FAULTS = [
     Fault(
         "the second save leaves the old header",
         "persistence/container.py",
-        "    file.write(header + xxhash.xxh3_128_digest(header))",
-        "    file.write(header + xxhash.xxh3_128_digest(header) if before is None else b'')",
+        "    file.write(_header(offset, manifest, generation + 1))",
+        "    file.write(_header(offset, manifest, generation + 1) if before is None else b'')",
     ),
     Fault(
         "a full buffer does not say so",
