@@ -51,5 +51,5 @@ clean: ## Remove what was built, the environment included; recordings stay
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV), which takes a few minutes the first time"
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) --editable ".[fast,atari,vizdoom,video,contrib,minari,plots,docs,dev]"
+	$(INSTALL) --editable ".[fast,atari,vizdoom,video,contrib,minari,plots,ray,docs,dev]"
 	@touch $@

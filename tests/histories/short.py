@@ -41,7 +41,8 @@ def segment_histories(buffer: str) -> list[Name]:
         Name(buffer, method, pictures[(i + shift) % len(pictures)], STEPS + (method in LEARNING) * 200, 10)
         for i, method in enumerate(methods)
     ]
-    return [*names, Name(buffer, AUTO, worlds[(3 + shift) % len(worlds)], STEPS, 11)]
+    vectors = [world for world in worlds if world in VECTORS] or worlds[:1]
+    return [*names, *(Name(buffer, AUTO, world, STEPS, 11) for world in vectors)]
 
 
 def visits_of(buffer: str) -> set[str]:

@@ -1,0 +1,8 @@
+"""Experience from several processes or machines: collectors, segments, and a learner that samples locally."""
+
+from __future__ import annotations
+
+from sb3_extra_buffers.distributed.algorithm import distributed
+from sb3_extra_buffers.distributed.buffer import ShardedReplayBuffer
+
+__all__ = ["ShardedReplayBuffer", "distributed"]

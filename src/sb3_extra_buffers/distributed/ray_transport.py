@@ -1,0 +1,119 @@
+"""Collectors as actors of Ray, on this machine or on a cluster."""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sb3_extra_buffers.distributed.collector import Collector, CollectorPlan, Request, Weights
+from sb3_extra_buffers.distributed.transport import Reply, Transport
+from sb3_extra_buffers.errors import ConfigurationError, MissingPackageError, WorkerError
+
+try:
+    import ray
+    from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayActorError, RayTaskError
+except ImportError as error:
+    raise MissingPackageError("Collectors in other processes", "ray", "ray") from error
+
+_DEAD = (RayActorError, ActorDiedError, ActorUnavailableError, ObjectLostError)
+_CONNECT_SECONDS = 8.0
+
+
+class RayTransport(Transport):
+    """Requests are calls of actors. Their results stay in Ray's object store until the learner takes them.
+
+    :param options: Arguments of ``ray.init``: an ``address``, or nothing for Ray on this machine.
+    :param actor_options: Arguments of ``ray.remote`` for collectors, such as ``num_cpus``.
+    """
+
+    def __init__(
+        self, options: Mapping[str, Any] | None = None, actor_options: Mapping[str, Any] | None = None
+    ) -> None:
+        self._options = dict(options or {})
+        self._actor_options = dict(actor_options or {})
+        self._actors: list[Any] = []
+        self._waiting: dict[Any, int] = {}
+        """The calls without a reply, and their collectors."""
+
+    def start(self, plan: CollectorPlan, seeds: list[int | None]) -> None:
+        if not ray.is_initialized():
+            _connect(self._options)
+        if "num_cpus" not in self._actor_options:
+            # Ray would wait forever for CPUs that this machine does not have. A cluster may still grow.
+            is_local = self._options.get("address") in (None, "local")
+            share = ray.cluster_resources().get("CPU", 1.0) / len(seeds)  # type: ignore[no-untyped-call]
+            self._actor_options["num_cpus"] = min(1.0, math.floor(1000 * share) / 1000) if is_local else 1.0
+        self._plan = ray.put(plan)
+        self._actors = [self._make(index, seed) for index, seed in enumerate(seeds)]
+
+    def _make(self, index: int, seed: int | None) -> Any:
+        # The plan names the user's functions: it is a reference, so that it is pickled once.
+        return ray.remote(**self._actor_options)(_Actor).remote(self._plan, index, seed)
+
+    def publish(self, weights: Weights) -> Any:
+        return ray.put(weights)
+
+    def submit(self, collector: int, request: Request, weights: Any) -> None:
+        call = self._actors[collector].collect.remote(request, weights)
+        self._waiting[call] = collector
+
+    def replies(self, timeout: float) -> list[Reply]:
+        if not self._waiting:
+            return []
+        calls = list(self._waiting)
+        ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
+        if not ready:
+            ready, _ = ray.wait(calls, num_returns=1, timeout=timeout)
+        replies = [self._reply(call) for call in ready]
+        # A collector that died fails all its calls, but it is replaced once, after what it had sent was taken.
+        dead = {reply.collector: reply for reply in replies if reply.segment is None}
+        return [reply for reply in replies if reply.segment is not None] + list(dead.values())
+
+    def _reply(self, call: Any) -> Reply:
+        collector = self._waiting.pop(call)
+        try:
+            return Reply(collector, ray.get(call))
+        except _DEAD as error:
+            return Reply(collector, None, str(error).partition("\n")[0])
+        except RayTaskError as error:
+            raise WorkerError(f"Collector {collector} raised an error: {error}") from error
+
+    def restart(self, collector: int, seed: int | None) -> None:
+        self._waiting = {call: number for call, number in self._waiting.items() if number != collector}
+        ray.kill(self._actors[collector])
+        self._actors[collector] = self._make(collector, seed)
+
+    def stop(self) -> None:
+        for actor in self._actors:
+            ray.kill(actor)
+        self._actors, self._waiting = [], {}
+
+
+class _Actor:
+    """A collector in a process of its own."""
+
+    def __init__(self, plan: CollectorPlan, index: int, seed: int | None) -> None:
+        self._collector = Collector(plan, index, seed)
+
+    def collect(self, request: Request, weights: Weights | None) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        return self._collector.collect(request, weights)
+
+
+def _connect(options: Mapping[str, Any]) -> None:
+    """Start Ray on this machine, or connect to a cluster."""
+    address = options.get("address")
+    # A cluster that exists has its own settings.
+    own = {"include_dashboard": False} if address in (None, "local") else {}
+    try:
+        # ray.init would try for minutes if nobody answers.
+        host, _, port = str(address).rpartition("://")[2].rpartition(":")
+        if host and port.isdigit():
+            socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+        ray.init(**{"log_to_driver": False, "logging_level": "warning", **own, **options})
+    except (OSError, RuntimeError, ValueError) as error:
+        where = "on this machine" if address is None else f"at address {address!r}"
+        raise ConfigurationError(f"Ray could not be started or reached {where}: {error}") from error

@@ -1,0 +1,84 @@
+"""How the learner reaches its collectors: the interface, and the form of it that needs no other process."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sb3_extra_buffers.distributed.collector import Collector, CollectorPlan, Request, Weights
+
+
+class Reply(NamedTuple):
+    """The answer to a request; ``segment`` is ``None`` if the collector died before it could answer."""
+
+    collector: int
+    segment: npt.NDArray[np.uint8] | None
+    reason: str = ""
+
+
+class Transport(ABC):
+    """Requests go out, segments come in. A collector answers its requests one after the other."""
+
+    @abstractmethod
+    def start(self, plan: CollectorPlan, seeds: list[int | None]) -> None:
+        """Create one collector for each seed."""
+
+    @abstractmethod
+    def publish(self, weights: Weights) -> Any:
+        """Make weights available to all collectors, and return a handle for :meth:`submit`."""
+
+    @abstractmethod
+    def submit(self, collector: int, request: Request, weights: Any) -> None:
+        """Ask a collector for a segment.
+
+        :param weights: What :meth:`publish` returned, or ``None`` if the collector has the newest.
+        """
+
+    @abstractmethod
+    def replies(self, timeout: float) -> list[Reply]:
+        """All replies that have arrived. If there is none, wait for one, at most ``timeout`` seconds."""
+
+    @abstractmethod
+    def restart(self, collector: int, seed: int | None) -> None:
+        """Replace a collector that died. Requests that it has not answered are gone."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End all collectors."""
+
+
+class LocalTransport(Transport):
+    """Collectors in this process. They work while the learner waits for replies."""
+
+    def __init__(self) -> None:
+        self.collectors: list[Collector] = []
+        self._requests: deque[tuple[int, Request, Weights | None]] = deque()
+
+    def start(self, plan: CollectorPlan, seeds: list[int | None]) -> None:
+        self._plan = plan
+        self.collectors = [Collector(plan, index, seed) for index, seed in enumerate(seeds)]
+
+    def publish(self, weights: Weights) -> Weights:
+        return {name: value.copy() for name, value in weights.items()}
+
+    def submit(self, collector: int, request: Request, weights: Any) -> None:
+        self._requests.append((collector, request, weights))
+
+    def replies(self, timeout: float) -> list[Reply]:
+        if not self._requests:
+            return []
+        number, request, weights = self._requests.popleft()
+        return [Reply(number, self.collectors[number].collect(request, weights))]
+
+    def restart(self, collector: int, seed: int | None) -> None:
+        self._requests = deque(request for request in self._requests if request[0] != collector)
+        self.collectors[collector] = Collector(self._plan, collector, seed)
+
+    def stop(self) -> None:
+        for collector in self.collectors:
+            collector.close()
+        self.collectors, self._requests = [], deque()

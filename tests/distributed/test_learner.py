@@ -1,0 +1,323 @@
+"""A learner and its collectors, in one process: everything but Ray."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from sb3_contrib import QRDQN, TQC
+from stable_baselines3 import DQN, PPO, SAC, TD3
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from sb3_extra_buffers.compressed import CompressedNStepReplayBuffer, CompressedReplayBuffer, PrioritizedDQN
+from sb3_extra_buffers.compressed.prioritized_buffer import CompressedPrioritizedReplayBuffer
+from sb3_extra_buffers.distributed import ShardedReplayBuffer, distributed
+from sb3_extra_buffers.distributed import algorithm as algorithm_module
+from sb3_extra_buffers.distributed.transport import LocalTransport, Reply
+from sb3_extra_buffers.errors import ArgumentError, ConfigurationError, WorkerError
+
+NETWORK = {"net_arch": [8]}
+
+
+def make(algorithm: Any = DQN, env: Any = "CartPole-v1", **arguments: Any) -> Any:
+    collectors = {"n": 2, "envs": 2, "segment_steps": 8, "in_process": True, **arguments.pop("collectors", {})}
+    given = {"learning_starts": 50, "buffer_size": 2000, "batch_size": 8, "seed": 0, "policy_kwargs": dict(NETWORK)}
+    policy = arguments.pop("policy", "MlpPolicy")
+    return distributed(algorithm)(policy, env, device="cpu", collectors=collectors, **given | arguments)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "env"),
+    [(DQN, "CartPole-v1"), (QRDQN, "CartPole-v1"), (SAC, "Pendulum-v1"), (TD3, "Pendulum-v1"), (TQC, "Pendulum-v1")],
+)
+def test_every_algorithm_learns_from_collectors(algorithm: Any, env: str) -> None:
+    model = make(algorithm, env, train_freq=4)
+    model.learn(200)
+    assert model.num_timesteps == 200
+    assert model._n_updates == pytest.approx((200 - 50) / 4 / 2, abs=2)
+    assert [part.size() > 0 for part in model.replay_buffer.parts] == [True, True]
+    model.replay_buffer.check()
+
+
+def test_the_buffer_holds_what_the_environments_did() -> None:
+    """CartPole's observation follows from the one before, so every transition can be checked."""
+    model = make()
+    model.learn(400)
+    physics: Any = gym.make("CartPole-v1").unwrapped
+    for part in model.replay_buffer.parts:
+        for slot in range(part.size()):
+            for env in range(2):
+                physics.reset()
+                physics.state = part.observations[slot, env]
+                found, *_ = physics.step(int(part.actions[slot, env, 0]))
+                np.testing.assert_allclose(found, part.next_observations[slot, env], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "buffer_class", "options"),
+    [
+        (DQN, CompressedNStepReplayBuffer, {"n_steps": 3, "gamma": 0.99}),
+        (PrioritizedDQN, CompressedPrioritizedReplayBuffer, {"alpha": 0.5}),
+    ],
+)
+def test_other_buffer_classes(algorithm: Any, buffer_class: Any, options: dict[str, Any]) -> None:
+    model = make(
+        algorithm,
+        replay_buffer_class=ShardedReplayBuffer,
+        replay_buffer_kwargs={"buffer_class": buffer_class, **options},
+    )
+    model.learn(150)
+    assert all(isinstance(part, buffer_class) for part in model.replay_buffer.parts)
+    assert model._n_updates > 0
+
+
+class Watch(BaseCallback):
+    """What a user's callback sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rewards = 0.0
+        self.episodes: list[float] = []
+        self.began = self.ended = 0
+
+    def _on_training_start(self) -> None:
+        self.began += 1
+
+    def _on_training_end(self) -> None:
+        self.ended += 1
+
+    def _on_step(self) -> bool:
+        self.rewards += float(self.locals["rewards"].sum())
+        self.episodes += [info["episode"]["r"] for info in self.locals["infos"] if "episode" in info]
+        return True
+
+
+def test_callbacks_and_the_logger_see_every_step(tmp_path: Any) -> None:
+    watch = Watch()
+    evaluate = EvalCallback(Monitor(gym.make("CartPole-v1")), eval_freq=50, n_eval_episodes=1, verbose=0)
+    model = make()
+    model.learn(400, callback=[watch, evaluate], log_interval=1)
+    assert (watch.began, watch.ended, watch.n_calls) == (1, 1, 200)
+    assert watch.rewards == 400  # CartPole gives one for each step
+    assert list(model.ep_info_buffer)[-1]["r"] == watch.episodes[-1]
+    assert evaluate.best_mean_reward > 0
+
+
+def test_scalars_for_the_logger() -> None:
+    from stable_baselines3.common.logger import KVWriter, Logger
+
+    rows: list[dict[str, Any]] = []
+
+    class Keep(KVWriter):
+        def write(self, key_values: dict[str, Any], *_: Any) -> None:
+            rows.append(dict(key_values))
+
+        def close(self) -> None:
+            pass
+
+    model = make()
+    model.set_logger(Logger(None, [Keep()]))
+    model.learn(400, log_interval=2)
+    assert {"collectors/bytes_per_transition", "collectors/weights_behind", "rollout/ep_rew_mean"} <= rows[-1].keys()
+    assert rows[-1]["collectors/segments_lost"] == 0
+
+
+def test_a_callback_can_end_the_training() -> None:
+    class Stop(BaseCallback):
+        def _on_step(self) -> bool:
+            return self.n_calls < 10
+
+    model = make()
+    model.learn(400, callback=Stop())
+    assert model.num_timesteps == 20
+    assert model._intake is None
+
+
+def test_the_same_seed_gives_the_same_experience() -> None:
+    buffers = []
+    for _ in range(2):
+        model = make()
+        model.learn(200)
+        buffers.append(model.replay_buffer)
+    for first, second in zip(buffers[0].parts, buffers[1].parts, strict=True):
+        np.testing.assert_array_equal(np.asarray(first.observations[:]), np.asarray(second.observations[:]))
+    left, right = buffers[0].parts
+    assert not np.array_equal(np.asarray(left.observations[:20]), np.asarray(right.observations[:20]))
+
+
+def test_a_saved_learner_goes_on(tmp_path: Any) -> None:
+    model = make()
+    model.learn(200)
+    model.save(tmp_path / "model")
+    model.save_replay_buffer(tmp_path / "buffer")
+    loaded = type(model).load(tmp_path / "model", env=gym.make("CartPole-v1"))
+    loaded.load_replay_buffer(tmp_path / "buffer")
+    sizes = [part.size() for part in loaded.replay_buffer.parts]
+    assert sizes == [part.size() for part in model.replay_buffer.parts]
+    loaded.learn(100, reset_num_timesteps=False)
+    assert 300 <= loaded.num_timesteps < 310
+    assert sum(part.size() for part in loaded.replay_buffer.parts) > sum(sizes)
+    # What the new collectors sent does not continue the episodes of the old ones.
+    for part, size in zip(loaded.replay_buffer.parts, sizes, strict=True):
+        assert ((part.dones + part.timeouts)[size - 1] > 0).all()
+
+
+def test_samples_per_insert() -> None:
+    model = make(collectors={"samples_per_insert": 16}, train_freq=4, batch_size=8)
+    model.learn(400)
+    assert model._n_updates * 8 / (400 - 50) == pytest.approx(16, rel=0.1)
+
+
+def test_collectors_are_never_far_ahead() -> None:
+    model, most = make(collectors={"ahead": 1}), []
+
+    class Look(BaseCallback):
+        def _on_step(self) -> bool:
+            most.append(self.model._intake.n_waiting)
+            return True
+
+    model.learn(400, callback=Look())
+    assert max(most) <= 2 * 8
+
+
+def test_weights_reach_the_collectors() -> None:
+    model, transport = make(collectors={"sync_every": 10}), LocalTransport()
+    differences = []
+
+    class Compare(BaseCallback):
+        def _on_step(self) -> bool:
+            ours = self.model.policy.state_dict()
+            for collector in (each for each in transport.collectors if each.version > 0):
+                theirs = collector.model.policy.state_dict()
+                differences.append(
+                    max(float((ours[name] - theirs[name]).abs().max()) for name in ours if "target" not in name)
+                )
+            return True
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(algorithm_module, "LocalTransport", lambda: transport)
+        model.learn(300, callback=Compare())
+        assert model._n_updates > 20
+    assert max(differences[:40]) == 0  # nothing was learnt yet
+    assert 0 < max(differences) < 0.1
+
+
+class DyingTransport(LocalTransport):
+    """Every fifth request kills its collector."""
+
+    every = 5
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_requests = 0
+        self.restarts: list[int] = []
+
+    def replies(self, timeout: float) -> list[Reply]:
+        self.n_requests += 1
+        if self.n_requests % self.every == 0 and self._requests:
+            return [Reply(self._requests[0][0], None, "killed")]
+        return super().replies(timeout)
+
+    def restart(self, collector: int, seed: int | None) -> None:
+        self.restarts.append(collector)
+        super().restart(collector, seed)
+
+
+def test_a_collector_that_dies_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    transport = DyingTransport()
+    monkeypatch.setattr(algorithm_module, "LocalTransport", lambda: transport)
+    model = make()
+    model.learn(600)
+    assert len(transport.restarts) > 3
+    assert model.num_timesteps == 600
+    model.replay_buffer.check()
+    for part in model.replay_buffer.parts:
+        later, now = part.observations[1 : part.size()], part.next_observations[: part.size() - 1]
+        continued = (np.asarray(later) == np.asarray(now)).all(axis=-1)
+        ended = (part.dones + part.timeouts)[: part.size() - 1] > 0
+        assert (continued | ended).all()
+
+
+def test_a_collector_that_always_dies_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    transport = DyingTransport()
+    transport.every = 1
+    monkeypatch.setattr(algorithm_module, "LocalTransport", lambda: transport)
+    with pytest.raises(WorkerError, match=r"died 3 times.*killed"):
+        make().learn(100)
+
+
+def test_a_damaged_segment_is_lost_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Damaging(DyingTransport):
+        def replies(self, timeout: float) -> list[Reply]:
+            replies = LocalTransport.replies(self, timeout)
+            self.n_requests += 1
+            if self.n_requests % 7 == 0:
+                replies = [reply._replace(segment=reply.segment[:-9]) for reply in replies if reply.segment is not None]
+            return replies
+
+    transport = Damaging()
+    monkeypatch.setattr(algorithm_module, "LocalTransport", lambda: transport)
+    model = make()
+    model.learn(300)
+    assert transport.restarts
+    model.replay_buffer.check()
+
+
+def test_environments_of_other_kinds() -> None:
+    model = make(env=gym.make("CartPole-v1"), collectors={"make_env": lambda: gym.make("CartPole-v1")})
+    model.learn(40)
+    vec = make(
+        env=gym.make("CartPole-v1"),
+        collectors={"make_env": lambda: DummyVecEnv([lambda: Monitor(gym.make("CartPole-v1"))] * 2)},
+    )
+    vec.learn(40)
+    assert vec.replay_buffer.size() > 0
+
+
+def test_exploration_may_differ_between_learner_and_collectors() -> None:
+    model = make(collectors={"algorithm_kwargs": {"exploration_initial_eps": 0.0, "exploration_final_eps": 0.0}})
+    model.learn(100)
+    assert model.exploration_rate > 0
+
+
+def test_without_collectors_it_is_the_algorithm_itself() -> None:
+    models = []
+    for cls in (DQN, distributed(DQN)):
+        model = cls("MlpPolicy", "CartPole-v1", seed=3, device="cpu", learning_starts=20, policy_kwargs=dict(NETWORK))
+        models.append(model.learn(80))
+    for first, second in zip(*(model.policy.parameters() for model in models), strict=True):
+        assert (first == second).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "problem"),
+    [
+        ({"collectors": {"numbers": 3}}, ArgumentError, "'numbers'"),
+        ({"collectors": {"n": 0}}, ConfigurationError, "n of collectors"),
+        ({"collectors": {"samples_per_insert": -1}}, ConfigurationError, "samples_per_insert"),
+        ({"env": gym.make("CartPole-v1")}, ConfigurationError, "make_env"),
+        ({"replay_buffer_class": CompressedReplayBuffer}, ConfigurationError, "ShardedReplayBuffer"),
+        (
+            {
+                "env": VecNormalize(DummyVecEnv([lambda: gym.make("CartPole-v1")])),
+                "collectors": {"make_env": lambda: gym.make("CartPole-v1")},
+            },
+            ConfigurationError,
+            "VecNormalize",
+        ),
+    ],
+)
+def test_arguments_that_cannot_work(arguments: dict[str, Any], error: type[Exception], problem: str) -> None:
+    with pytest.raises(error, match=problem):
+        make(**arguments)
+
+
+def test_episodes_as_train_freq_and_other_algorithms_are_errors() -> None:
+    with pytest.raises(ConfigurationError, match="in steps"):
+        make(train_freq=(1, "episode")).learn(10)
+    with pytest.raises(ConfigurationError, match="off-policy"):
+        distributed(PPO)  # type: ignore[arg-type]

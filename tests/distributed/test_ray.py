@@ -1,0 +1,108 @@
+"""A real cluster of Ray on this machine: three nodes, and collectors that are killed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from stable_baselines3 import DQN
+from stable_baselines3.common.callbacks import BaseCallback
+
+from sb3_extra_buffers.distributed import distributed
+from sb3_extra_buffers.errors import WorkerError
+
+ray = pytest.importorskip("ray")
+
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
+]
+NETWORK = {"net_arch": [8]}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    for _ in range(2):
+        made.add_node(num_cpus=1)
+    ray.init(address=made.address, log_to_driver=False, logging_level="error")
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+def make(**collectors: Any) -> Any:
+    options = {"n": 2, "envs": 2, "segment_steps": 8, "actor_options": {"num_cpus": 1}, **collectors}
+    return distributed(DQN)(
+        "MlpPolicy", "CartPole-v1", device="cpu", seed=0, learning_starts=50, buffer_size=4000, batch_size=8,
+        policy_kwargs=dict(NETWORK), collectors=options,
+    )  # fmt: skip
+
+
+class KillNowAndThen(BaseCallback):
+    """Kills the process of a collector."""
+
+    def __init__(self, at: tuple[int, ...]) -> None:
+        super().__init__()
+        self.at = at
+
+    def _on_step(self) -> bool:
+        if self.n_calls in self.at:
+            transport = self.model._intake.transport  # type: ignore[union-attr]
+            ray.kill(transport._actors[self.n_calls % 2])
+        return True
+
+
+def test_collectors_on_a_cluster_are_replaced_when_they_die(cluster: Any) -> None:
+    model = make()
+    model.learn(800, callback=KillNowAndThen(at=(60, 61, 200)))
+    assert model.num_timesteps == 800
+    model.replay_buffer.check()
+    for part in model.replay_buffer.parts:
+        later, now = part.observations[1 : part.size()], part.next_observations[: part.size() - 1]
+        continued = (np.asarray(later) == np.asarray(now)).all(axis=-1)
+        assert (continued | ((part.dones + part.timeouts)[: part.size() - 1] > 0)).all()
+
+
+def test_an_error_of_the_environment_reaches_the_learner(cluster: Any) -> None:
+    class Broken(gym.Wrapper[Any, Any, Any, Any]):
+        def step(self, action: Any) -> Any:
+            raise ZeroDivisionError("the environment is broken")
+
+    with pytest.raises(WorkerError, match="the environment is broken"):
+        make(make_env=lambda: Broken(gym.make("CartPole-v1"))).learn(100)
+
+
+def test_an_address_where_nobody_answers() -> None:
+    """In a process of its own, which is in no cluster."""
+    program = (
+        "from stable_baselines3 import DQN\n"
+        "from sb3_extra_buffers.distributed import distributed\n"
+        "distributed(DQN)('MlpPolicy', 'CartPole-v1', collectors={}, ray={'address': '127.0.0.1:1'}).learn(10)\n"
+    )
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    assert "ConfigurationError: Ray could not be started or reached at address '127.0.0.1:1'" in done.stderr
+    assert time.monotonic() - began < 60
+
+
+def test_ray_is_only_imported_when_it_is_used() -> None:
+    program = (
+        "import sys\n"
+        "from stable_baselines3 import DQN\n"
+        "from sb3_extra_buffers.distributed import distributed\n"
+        "model = distributed(DQN)('MlpPolicy', 'CartPole-v1', collectors={'n': 1})\n"
+        "assert 'ray' not in sys.modules\n"
+        "sys.modules['ray'] = None\n"
+        "model.learn(10)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    assert 'pip install "sb3-extra-buffers[ray]"' in done.stderr
