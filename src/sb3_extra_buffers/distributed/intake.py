@@ -164,8 +164,9 @@ class Intake:
         for step, env, episode, success in info.extra.get("episodes", []):
             infos[step][env] |= {} if episode is None else {"episode": episode}
             infos[step][env] |= {} if success is None else {"is_success": success}
-        for slot, step_infos in zip(slots.tolist(), infos, strict=True):
-            self._steps.append(Step(part.rewards[slot].copy(), part.dones[slot] > 0, step_infos))
+        rewards, dones = (part._field_rows(name, slots) for name in ("rewards", "dones"))
+        for step, step_infos in enumerate(infos):
+            self._steps.append(Step(rewards[step], dones[step] > 0, step_infos))
         self._steps.append(collector)
 
     def _replace(self, collector: int, reason: str) -> None:
