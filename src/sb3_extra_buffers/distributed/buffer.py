@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -315,8 +316,10 @@ class _SharedOutputs(OutputPool):
             self._arrays.append(super().take((self._n_rows, *shape[1:]), dtype, device))
         whole = self._arrays[self._taken]
         self._taken += 1
-        rows: npt.NDArray[Any] = whole[self._first : self._first + self._size]
-        return rows
+        # Not a slice: its base would not be the lease, without which to_tensor() copies.
+        offset = self._first * math.prod(shape[1:]) * dtype.itemsize
+        lease: Any = whole.base
+        return np.ndarray(shape, dtype, buffer=lease, offset=offset)
 
     def whole(self, piece: th.Tensor) -> th.Tensor | None:
         """The tensor of all parts, if ``piece`` is the first range of one of the arrays."""
