@@ -25,6 +25,7 @@ test: $(VENV)/.ready ## Lint, check formatting and types, run the tests
 test-more: export OMP_WAIT_POLICY := passive
 test-more: $(VENV)/.ready ## What takes longer: killed processes, five minutes of long histories, whole trainings
 	$(RUN)/python -m tests.soak.kill --kills 200
+	$(RUN)/python -m tests.soak.collectors --kills 50
 	$(RUN)/python -m tests.histories.soak --minutes 5 --seed $(or $(SEED),$(shell date +%Y%m%d))
 	$(RUN)/python -m benchmarks.studies.training_exactness
 

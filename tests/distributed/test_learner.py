@@ -246,7 +246,7 @@ def test_a_collector_that_always_dies_is_an_error(monkeypatch: pytest.MonkeyPatc
     transport = DyingTransport()
     transport.every = 1
     monkeypatch.setattr(algorithm_module, "LocalTransport", lambda: transport)
-    with pytest.raises(WorkerError, match=r"died 3 times.*killed"):
+    with pytest.raises(WorkerError, match=r"died 5 times.*killed"):
         make().learn(100)
 
 

@@ -24,7 +24,7 @@ logger = logging.getLogger("sb3_extra_buffers")
 
 _SAY_AFTER = 5.0
 """Seconds. A wait that takes longer says what it waits for."""
-_MOST_FAILURES = 3
+_MOST_FAILURES = 5
 """A collector that dies so often without one segment in between will not recover."""
 
 
