@@ -15,6 +15,7 @@ Flags = npt.NDArray[np.uint8]
 _BITS = {"dones": 0, "timeouts": 1}
 _DONE_OR_NOT = np.array([0, 1, 0, 0], dtype=np.float32)
 """For each value of flags, what a batch has: time limits do not count."""
+_ONE = np.float32(1).view(np.uint32)
 _PIECE = 1 << 14
 
 
@@ -103,11 +104,13 @@ def unpacked(flags: Flags, name: str) -> npt.NDArray[np.float32]:
 
 def flags_of(dones: npt.ArrayLike, timeouts: npt.ArrayLike) -> Flags | None:
     """Both in one array of bytes, or ``None`` if there is a value other than 0 and 1."""
-    flags = np.uint8(0)
+    flags: Any = 0
     for name, values in (("dones", dones), ("timeouts", timeouts)):
-        array = np.asarray(values, dtype=np.float32)
-        is_set = array != 0
-        if (is_set.astype(np.float32).view(np.uint32) != array.view(np.uint32)).any():  # -0.0 is not 0.0
-            return None
+        is_set = np.asarray(values)
+        if is_set.dtype != np.bool_:
+            bits = np.asarray(values, dtype=np.float32).view(np.uint32)  # not numbers: -0.0 is not 0.0
+            is_set = bits == _ONE
+            if (is_set != (bits != 0)).any():
+                return None
         flags = flags + (is_set.view(np.uint8) << _BITS[name])
-    return flags  # type: ignore[return-value]  # an array by now
+    return flags.astype(np.uint8)  # type: ignore[no-any-return]

@@ -76,6 +76,10 @@ class PlainStore(BaseStore):
         self._index_bytes = self._flat_next_rows.view(np.uint8).data
         self._row_bytes = size * self.stored_dtype.itemsize
         self._step_bytes = n_envs * self._row_bytes
+        self._word = next(
+            word for word in (np.uint64, np.uint32, np.uint16, np.uint8) if not self._row_bytes % word().itemsize
+        )
+        """What rows are compared in: the widest that divides them."""
         in_blocks = [self._first_own * self._row_bytes + turn * self._step_bytes for turn in (0, 1)]
         self._in_block = [slice(first, first + self._step_bytes) for first in in_blocks]
         self._first_numbers, self._ones = (
@@ -190,12 +194,15 @@ class PlainStore(BaseStore):
 
         Bytes are compared: NaN must equal itself, and 0.0 is not -0.0.
         """
-        before, size = self._rows[self._rows_of_block()].tobytes(), max(self._row_bytes, 1)
-        for lane, at in enumerate(range(0, len(before), size)):
-            if observations[at : at + size] != before[at : at + size]:
-                (row,) = self._new_rows(1)
-                self._bytes[row * size : (row + 1) * size] = before[at : at + size]
-                self._next_rows[previous, lane] = row
+        newest = self._block()
+        words = np.frombuffer(observations, self._word).reshape(self.n_envs, -1) != newest.view(self._word)
+        lanes = np.flatnonzero(np.logical_or.reduce(words, axis=1))
+        self._give_rows(previous, lanes, newest[lanes])
+
+    def _block(self) -> npt.NDArray[Any]:
+        """The next observations of the newest step."""
+        first = self._first_own + self._turn * self.n_envs
+        return self._rows[first : first + self.n_envs]
 
     def _rows_of_block(self) -> Indices:
         """Where the next observations of the newest step are."""
@@ -205,7 +212,7 @@ class PlainStore(BaseStore):
     def _keep_newest(self, slot: int) -> None:
         """Give rows of their own to the next observations of the newest step, unless ``slot`` is that step."""
         if self._newest is not None and self._newest != slot:
-            self._give_rows(self._newest, self._envs, self._rows[self._rows_of_block()])
+            self._give_rows(self._newest, self._envs, self._block())
 
     def _unshare(self, slot: int, lanes: Indices) -> None:
         """Before observations change: the step before must not change with them."""
@@ -228,7 +235,7 @@ class PlainStore(BaseStore):
     def _place_next(self, slot: int, lanes: Indices, values: npt.NDArray[Any]) -> None:
         if slot == self._newest:
             self._newest_bytes = None
-            self._rows[self._rows_of_block()[lanes]] = values.reshape(len(lanes), self._rows.shape[1])
+            self._block()[lanes] = values.reshape(len(lanes), self._rows.shape[1])
             return
         rows = self._next_rows[slot, lanes].astype(np.int64)
         lacking = np.flatnonzero(rows < self._first_free)
@@ -291,7 +298,7 @@ class PlainStore(BaseStore):
                 raise CorruptDataError("Two next observations have the same row.")
             if not set(self._free_rows).isdisjoint(own.tolist()):
                 raise CorruptDataError("A row that is in use counts as free.")
-            if self._newest_bytes is not None and self._newest_bytes != self._rows[self._rows_of_block()].tobytes():
+            if self._newest_bytes is not None and self._newest_bytes != self._block().tobytes():
                 raise CorruptDataError("The newest next observations are not the stored ones.")
             if self._rows[0].any():
                 raise CorruptDataError("The row of observations that were never written is not zero.")

@@ -12,6 +12,18 @@ BUFFER_FAULTS = [
         'timeouts = [info.get("TimeLimit.truncated", False) and env == 0 for env, info in enumerate(infos)]',
     ),
     Fault(
+        "a batch counts a time limit as the end of the task",
+        "compressed/flags.py",
+        "np.array([0, 1, 0, 0], dtype=np.float32)",
+        "np.array([0, 1, 0, 1], dtype=np.float32)",
+    ),
+    Fault(
+        "whoever asks for timeouts gets dones",
+        "compressed/flags.py",
+        '_BITS = {"dones": 0, "timeouts": 1}',
+        '_BITS = {"dones": 0, "timeouts": 0}',
+    ),
+    Fault(
         "the second save leaves the old header",
         "persistence/container.py",
         "    file.write(_header(offset, manifest, generation + 1))",

@@ -16,8 +16,8 @@ PLAIN_FAULTS = [
     Fault(
         "the last environment's next observation is always shared",
         PLAIN,
-        "enumerate(range(0, len(before), size))",
-        "enumerate(range(0, len(before) - size, size))",
+        "lanes = np.flatnonzero(np.logical_or.reduce(words, axis=1))",
+        "lanes = np.flatnonzero(np.logical_or.reduce(words[:-1], axis=1))",
     ),
     Fault(
         "assigned observations change the step before",
