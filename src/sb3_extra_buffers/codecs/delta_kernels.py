@@ -117,7 +117,7 @@ def follow(frame: int, reference: int, size: int, header: int, at: int, data_end
     return bool(at == end)
 
 
-@njit(_INT(_STORED, _INTS, _INTS, _INTS, _FRAMES, _WORDS, _INTS), nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def decode(
     data: Bytes,
     starts: Indices,
@@ -154,4 +154,6 @@ def decode(
 
 
 def compile_all() -> None:
-    """Nothing to do: functions with declared types are compiled when they are defined."""
+    # With declared types, but not where it is defined: those who gather observations do not need it.
+    decode.compile(_INT(_STORED, _INTS, _INTS, _INTS, _FRAMES, _WORDS, _INTS))
+    decode.disable_compile()

@@ -60,7 +60,7 @@ def decompress_record(
     return bool(call(decompress, (context, out, size, record, length, dictionary)) == size)
 
 
-@njit(_INT(_STORED, _INTS, _INTS, _INTS, types.uint8[:, ::1], _INT, _INT, _INTS), nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def decode(
     data: Bytes,
     starts: Indices,
@@ -88,4 +88,6 @@ def decode(
 
 
 def compile_all() -> None:
-    """Nothing to do: functions with declared types are compiled when they are defined."""
+    # With declared types, but not where it is defined: those who gather observations do not need it.
+    decode.compile(_INT(_STORED, _INTS, _INTS, _INTS, types.uint8[:, ::1], _INT, _INT, _INTS))
+    decode.disable_compile()
