@@ -55,8 +55,8 @@ def main() -> int:
             return self.kills < given.kills
 
     model = distributed(DQN)(
-        "MlpPolicy", "CartPole-v1", device="cpu", seed=given.seed, learning_starts=100, buffer_size=200_000, batch_size=8,
-        policy_kwargs={"net_arch": [8]},
+        "MlpPolicy", "CartPole-v1", device="cpu", seed=given.seed, learning_starts=100, buffer_size=200_000,
+        batch_size=8, policy_kwargs={"net_arch": [8]},
         collectors={"n": 2, "envs": 2, "segment_steps": 8, "actor_options": {"num_cpus": 1}},
     )  # fmt: skip
     kill, began, seen = Kill(), time.monotonic(), {}
@@ -70,8 +70,8 @@ def main() -> int:
     model.learn(10_000_000, callback=kill)
     statistics = seen["intake"].statistics
     print(
-        f"{kill.kills} kills ({kill.nodes_killed} of nodes), {statistics.n_deaths} restarts, {statistics.n_lost} segments "
-        f"lost, {statistics.n_segments} arrived, {time.monotonic() - began:.0f} s"
+        f"{kill.kills} kills ({kill.nodes_killed} of nodes), {statistics.n_deaths} restarts, {statistics.n_lost} "
+        f"segments lost, {statistics.n_segments} arrived, {time.monotonic() - began:.0f} s"
     )
     model.replay_buffer.check()
     assert statistics.n_lost <= statistics.n_deaths

@@ -241,6 +241,12 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions, BufferWithFlags,
             dones = self._dones_at(last_places)
             rewards = self.rewards.reshape(-1, 1).take(places, axis=0)
             actions = self.actions.reshape(-1, self.action_dim).take(places, axis=0)
+        return self._batch_of(pairs, actions, dones, rewards, env)
+
+    def _batch_of(
+        self, pairs: Mapping[str, Any], actions: Any, dones: Any, rewards: Any, env: VecNormalize | None
+    ) -> ReplayBufferSamples | DictReplayBufferSamples:
+        """A batch as tensors. ``pairs`` has the observations and next observations of each store."""
         is_dict = SINGLE not in pairs
         obs, next_obs = ({key: pair[i] for key, pair in pairs.items()} for i in (0, 1)) if is_dict else pairs[SINGLE]
         rewards = self._normalize_reward(rewards, env)

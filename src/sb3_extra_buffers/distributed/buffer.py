@@ -17,6 +17,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.compressed.her_buffer import CompressedHerReplayBuffer
+from sb3_extra_buffers.compressed.nstep_buffer import CompressedNStepReplayBuffer
 from sb3_extra_buffers.compressed.prioritized_buffer import (
     CompressedPrioritizedReplayBuffer,
     PrioritizedReplayBufferSamples,
@@ -263,6 +264,10 @@ class ShardedReplayBuffer(ReplayBuffer):
 
     def _samples_at(self, places: Sequence[tuple[Indices, Indices]], env: VecNormalize | None) -> Any:
         """One batch from places in all parts."""
+        first = self.parts[0]
+        is_prioritized = isinstance(first, CompressedPrioritizedReplayBuffer)
+        if not isinstance(first, CompressedNStepReplayBuffer) or (is_prioritized and first.n_steps == 1):
+            return self._gathered(places, env)
         self._outputs.begin(sum(len(slots) for slots, _ in places))
         try:
             samples = []
@@ -273,6 +278,29 @@ class ShardedReplayBuffer(ReplayBuffer):
             return type(samples[0])._make(map(self._joined, zip(*samples, strict=True)))
         finally:
             self._outputs.end()
+
+    def _gathered(self, places: Sequence[tuple[Indices, Indices]], env: VecNormalize | None) -> Any:
+        """The same for single steps: each part writes its range of the batch."""
+        first, ends = self.parts[0], np.cumsum([len(slots) for slots, _ in places]).tolist()
+        outs = {
+            key: [self._outputs.take((ends[-1], *store.shape), store.stored_dtype, self.device) for _ in range(2)]
+            for key, store in first._stores.items()
+        }
+        fields: tuple[list[Any], ...] = ([], [], [])
+        for part, (slots, envs), end in zip(self.parts, places, ends, strict=True):
+            if len(slots) == 0:
+                continue
+            rows = slice(end - len(slots), end)
+            following = (0, (slots + 1) % part.buffer_size) if part.optimize_memory_usage else (1, slots)
+            with part._lock.held:
+                for key, store in part._stores.items():
+                    store.fill([(0, slots), following], envs, [out[rows] for out in outs[key]])
+                where = slots * self.n_envs + envs
+                fields[0].append(part.actions.reshape(-1, self.action_dim).take(where, axis=0))
+                fields[1].append(part._dones_at(where))
+                fields[2].append(part.rewards.reshape(-1, 1).take(where, axis=0))
+        pairs = {key: store.converted(outs[key]) for key, store in first._stores.items()}
+        return first._batch_of(pairs, *map(np.concatenate, fields), env)
 
     def _joined(self, pieces: Sequence[Any]) -> Any:
         """The pieces of one field, one for each part, as one tensor."""

@@ -157,7 +157,10 @@ class BaseStore(ABC):
 
     def read(self, wanted: list[tuple[int, Indices]], envs: Indices, device: th.device = CPU) -> list[npt.NDArray[Any]]:
         """The observations at ``(slots[i], envs[i])``, for each column and its slots in ``wanted``, as fresh arrays."""
-        outs = self.read_stored(wanted, envs, device)
+        return self.converted(self.read_stored(wanted, envs, device))
+
+    def converted(self, outs: list[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+        """Stored observations as batches have them."""
         if self.stored_dtype != self.output_dtype:
             outs = [out.astype(self.dtype).astype(self.output_dtype) for out in outs]
         return outs if self.divisor == 1.0 else [out / np.float32(self.divisor) for out in outs]
@@ -170,11 +173,15 @@ class BaseStore(ABC):
             envs = envs.astype(np.int64)
         with self.lock.held:
             outs = [self.outputs.take((len(envs), *self.shape), self.stored_dtype, device) for _ in wanted]
-            self._fill(wanted, envs, outs)
-            if self.digests is not None:
-                for (column, slots), out in zip(wanted, outs, strict=True):
-                    self.digests.compare(column, slots, envs, out)
+            self.fill(wanted, envs, outs)
         return outs
+
+    def fill(self, wanted: list[tuple[int, Indices]], envs: Indices, outs: list[npt.NDArray[Any]]) -> None:
+        """The same, into given arrays. The caller must hold the lock."""
+        self._fill(wanted, envs, outs)
+        if self.digests is not None:
+            for (column, slots), out in zip(wanted, outs, strict=True):
+                self.digests.compare(column, slots, envs, out)
 
     @abstractmethod
     def _fill(self, wanted: list[tuple[int, Indices]], envs: Indices, outs: list[npt.NDArray[Any]]) -> None:
