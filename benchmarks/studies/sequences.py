@@ -1,0 +1,199 @@
+"""Batches of 16 sequences of 64 Atari frames: speed and memory, next to TorchRL's ``SliceSampler``.
+
+    python -m benchmarks.studies.sequences
+
+Both buffers hold the same steps of a recorded game. TorchRL's has observations, actions, rewards and dones in a
+``LazyTensorStorage``, and no next observations. Each buffer is in a process of its own, and they take turns. Memory is
+the growth of resident memory while the buffer is filled. A small buffer was filled and sampled before, so that code
+that is loaded on first use does not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from benchmarks.peers import prepare, python_for
+from benchmarks.recordings import Recording, load_recording
+
+ROOT = Path(__file__).parents[2]
+OURS, TORCHRL = "CompressedSequenceReplayBuffer", "TorchRL"
+SEQUENCES, LENGTH = 16, 64
+FASTER, SMALLER = 5, 15
+"""How many times faster and smaller than TorchRL's ours has to be."""
+WARM_UP_STEPS = 1000
+
+Sample = Callable[[], Any]
+
+
+class Step(NamedTuple):
+    obs: npt.NDArray[np.uint8]
+    next_obs: npt.NDArray[np.uint8]
+    action: int
+    reward: float
+    is_last: bool
+
+
+def steps_of(recording: Recording, stack: int, n_steps: int) -> Iterator[Step]:
+    """The steps of one environment after the other, as one long stream."""
+    for env in range(recording.n_envs):
+        frames: list[npt.NDArray[np.uint8]] = []
+        before: Step | None = None
+        for step, newest in enumerate(recording.frames()):
+            if step == n_steps:
+                break
+            frame = newest[env].transpose(2, 0, 1).copy()
+            frames = [*frames[1:], frame] if frames else [frame] * stack
+            obs = frames[0] if stack == 1 else np.concatenate(frames)
+            if before is not None:
+                yield before._replace(next_obs=obs)
+            is_last = bool(recording.dones[step, env]) or step == n_steps - 1
+            action, reward = int(recording.actions[step, env]), float(recording.rewards[step, env])
+            before = Step(obs, obs, action, reward, is_last)
+            frames = [] if is_last else frames
+        if before is not None:
+            yield before
+
+
+def fill_ours(steps: Iterator[Step], size: int, stack: int) -> Sample:
+    from gymnasium import spaces
+
+    from sb3_extra_buffers import CompressedSequenceReplayBuffer
+
+    images = spaces.Box(0, 255, (stack, 84, 84), np.uint8)
+    buffer = CompressedSequenceReplayBuffer(
+        size, images, spaces.Discrete(18), device="cpu", length=LENGTH, at_episode_end="stop"
+    )
+    for step in steps:
+        buffer.add(*step, [{}])
+    return lambda: buffer.sample(SEQUENCES)
+
+
+def fill_torchrl(steps: Iterator[Step], size: int, stack: int) -> Sample:
+    import torch as th
+    from tensordict import TensorDict
+    from torchrl.data import LazyTensorStorage, ReplayBuffer, SliceSampler
+
+    sampler = SliceSampler(slice_len=LENGTH, end_key="done", strict_length=True)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(size), sampler=sampler, batch_size=SEQUENCES * LENGTH)
+    for step in steps:
+        fields = {
+            "obs": th.from_numpy(step.obs)[None],
+            "action": th.tensor([step.action]),
+            "reward": th.tensor([step.reward]),
+            "done": th.tensor([[step.is_last]]),
+        }
+        buffer.extend(TensorDict(fields, batch_size=[1]))
+    return lambda: buffer.sample()
+
+
+def work(subject: str, game: str, n_steps: int, stack: int) -> None:
+    """In a process of its own: fill a buffer, say how much memory it takes, and sample whenever asked to."""
+    import torch as th
+
+    fill = fill_ours if subject == OURS else fill_torchrl
+    recording = load_recording(game, n_steps)
+    small = fill(steps_of(recording, stack, WARM_UP_STEPS), recording.n_envs * WARM_UP_STEPS, stack)
+    for _ in range(5):
+        small()
+    del small
+    th.set_num_threads(2)
+    before = resident_bytes()
+    sample = fill(steps_of(recording, stack, n_steps), recording.n_envs * n_steps, stack)
+    print(resident_bytes() - before, flush=True)
+    for line in sys.stdin:
+        for _ in range(int(line)):
+            sample()
+        began = time.perf_counter()
+        sample()
+        print(time.perf_counter() - began, flush=True)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def start(subject: str, options: list[str]) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "PYTHONWARNINGS": "ignore"}
+    if subject == TORCHRL:
+        environment.pop("PYTHONPATH", None)
+    python = python_for("others" if subject == TORCHRL else None)
+    return subprocess.Popen(
+        [str(python), "-m", "benchmarks.studies.sequences", "--worker", subject, *options],
+        cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def ask(worker: subprocess.Popen[str], line: str | None) -> float:
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    if line is not None:
+        worker.stdin.write(line + "\n")
+        worker.stdin.flush()
+    while answer := worker.stdout.readline():
+        try:
+            return float(answer)
+        except ValueError:  # TorchRL logs to stdout
+            continue
+    raise RuntimeError(f"A worker ended with {worker.wait()}.")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--game", default="mspacman")
+    parser.add_argument("--steps", type=int, default=25_000, help="of each of four environments")
+    parser.add_argument("--stack", type=int, default=1, help="frames that an observation stacks")
+    parser.add_argument("--repeats", type=int, default=100)
+    parser.add_argument("--json", type=Path, help="also write the results here")
+    parser.add_argument("--worker", choices=(OURS, TORCHRL), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker:
+        work(given.worker, given.game, given.steps, given.stack)
+        return
+    prepare("others")
+    options = [f"--game={given.game}", f"--steps={given.steps}", f"--stack={given.stack}"]
+    workers = {subject: start(subject, options) for subject in (OURS, TORCHRL)}
+    memory = {subject: ask(worker, None) for subject, worker in workers.items()}
+    spent: dict[str, list[float]] = {subject: [] for subject in workers}
+    for _ in tqdm(range(given.repeats), "measure"):
+        for subject, worker in workers.items():
+            spent[subject].append(ask(worker, "1"))
+    for worker in workers.values():
+        assert worker.stdin is not None
+        worker.stdin.close()
+        worker.wait()
+    times = {subject: 1e3 * statistics.median(values) for subject, values in spent.items()}
+    best = {subject: 1e3 * statistics.quantiles(values, n=10)[0] for subject, values in spent.items()}
+    n = 4 * given.steps
+    print(  # as a table for the documentation
+        f"\n{n:,} steps of {given.game}, {SEQUENCES} sequences of {LENGTH} steps, {given.stack} frames each\n"
+    )
+    print("| | median | 10th percentile | memory | bytes per step |\n|---|---|---|---|---|")
+    for subject in workers:
+        size = memory[subject]
+        print(
+            f"| {subject} | {times[subject]:.2f} ms | {best[subject]:.2f} ms | {size / 1e6:,.0f} MB | {size / n:,.0f} |"
+        )
+    faster, smaller = times[TORCHRL] / times[OURS], memory[TORCHRL] / memory[OURS]
+    print(f"\n{faster:.1f} times faster (at least {FASTER}), {smaller:.1f} times smaller (at least {SMALLER})")
+    if given.json:
+        result = {"steps": n, "game": given.game, "stack": given.stack, "ms": times, "ms_10": best, "bytes": memory}
+        given.json.write_text(json.dumps(result, indent=1) + "\n")
+    if faster < FASTER or smaller < SMALLER:
+        sys.exit("Too slow, or too large.")
+
+
+if __name__ == "__main__":
+    main()
