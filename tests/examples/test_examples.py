@@ -58,6 +58,15 @@ def test_training_evaluating_and_watching(name: str, run: Callable[..., str], tm
     assert video.stat().st_size > 1_000
 
 
+@pytest.mark.parametrize("env", ["corridor", "PongNoFrameskip-v4"])
+def test_a_recurrent_agent(env: str, run: Callable[..., str], tmp_path: Path) -> None:
+    printed = run("example_train_recurrent", "--env", env, "--steps", "130", "--curve", "curve.csv")
+    assert "130 steps and 65 updates" in printed
+    assert "SB3 would take" in printed
+    assert (tmp_path / "curve.csv").read_text().startswith("steps,seconds,mean_return")
+    assert len((EXAMPLES / "example_train_recurrent.py").read_text().splitlines()) <= 200
+
+
 def test_a_missing_model_is_explained(run: Callable[..., str]) -> None:
     with pytest.raises(SystemExit, match="train one with"):
         run("example_watch_rollout")
