@@ -23,17 +23,21 @@ from stable_baselines3.her import HerReplayBuffer
 MODELS: dict[str, Any] = {
     "DictNStepReplayBuffer": NStepReplayBuffer,
     "DictPrioritizedReplayBuffer": DictReplayBuffer,
+    "DictPrioritizedSequenceReplayBuffer": DictReplayBuffer,
     "DictReplayBuffer": DictReplayBuffer,
     "DictRolloutBuffer": DictRolloutBuffer,
+    "DictSequenceReplayBuffer": DictReplayBuffer,
     "HerReplayBuffer": HerReplayBuffer,
     "MaskableDictRolloutBuffer": MaskableDictRolloutBuffer,
     "MaskableRolloutBuffer": MaskableRolloutBuffer,
     "NStepReplayBuffer": NStepReplayBuffer,
     "PrioritizedReplayBuffer": ReplayBuffer,
+    "PrioritizedSequenceReplayBuffer": ReplayBuffer,
     "RecurrentDictRolloutBuffer": RecurrentDictRolloutBuffer,
     "RecurrentRolloutBuffer": RecurrentRolloutBuffer,
     "ReplayBuffer": ReplayBuffer,
     "RolloutBuffer": RolloutBuffer,
+    "SequenceReplayBuffer": ReplayBuffer,
 }
 """By the name of the class that is tested, without "Compressed" or "Gpu"."""
 

@@ -159,10 +159,34 @@ def _storage_options(name: Name, rng: np.random.Generator) -> dict[str, Any]:
 
 def _class_options(name: Name, rng: np.random.Generator) -> dict[str, Any]:
     """What some classes have beside the others'."""
+    if "Sequence" in name.buffer:
+        return _sequence_options(name, rng)
     options: dict[str, Any] = {}
     if "Prioritized" in name.buffer:
         options |= {"alpha": float(rng.choice([0.0, 0.6, 1.0])), "beta": 0.4, "n_steps": int(rng.choice([1, 1, 3]))}
     return options
+
+
+def _sequence_options(name: Name, rng: np.random.Generator) -> dict[str, Any]:
+    steps = {
+        "length": int(rng.integers(1, 6)),
+        "burn_in": int(rng.integers(3)),
+        "bootstrap_steps": int(rng.integers(3)),
+    }
+    latents = {"state": ((2, 3), "float32"), "belief": ((), "float16")}
+    of_class: dict[str, Any] = {"online_queue": bool(rng.random() < 0.3)}
+    if "Prioritized" in name.buffer:
+        of_class = {"alpha": float(rng.choice([0.0, 0.6, 1.0])), "beta": 0.4, "eta": float(rng.choice([0.0, 0.9]))}
+    return {
+        **steps,
+        **of_class,
+        "overlap": None if rng.random() < 0.5 else int(rng.integers(sum(steps.values()))),
+        "at_episode_end": str(rng.choice(["pad", "stop", "cross"])),
+        "latents": {name: latents[name] for name in latents if rng.random() < 0.5},
+        "include_next_observations": bool(rng.random() < 0.5),
+        "time_first": bool(rng.random() < 0.3),
+        "detect_gaps": bool(rng.random() < 0.8),
+    }
 
 
 def _shared_options(name: Name, rng: np.random.Generator) -> dict[str, Any]:
@@ -177,6 +201,8 @@ def _shared_options(name: Name, rng: np.random.Generator) -> dict[str, Any]:
             "goal_selection_strategy": str(rng.choice(["future", "final", "episode"])),
             "copy_info_dict": bool(rng.random() < 0.5),
         }
+    if "Sequence" in name.buffer:
+        return {"handle_timeout_termination": bool(rng.random() < 0.8)}
     if "Prioritized" in name.buffer:
         return {}
     optimize = bool(rng.random() < 0.25)

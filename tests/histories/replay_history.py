@@ -30,11 +30,11 @@ class ReplayHistory(History):
         self.home = folder / "home"
         self.model = self._make_model()
         self.priorities: Priorities | None = None
-        if "Prioritized" in name.buffer:
+        if "Prioritized" in name.buffer and "Sequence" not in name.buffer:
             options = plan.options
             self.priorities = Priorities(self.model, options["alpha"], options["beta"], options["n_steps"], 0.99)
         self.subject = self._make_subject()
-        self.flushed: tuple[Any, Priorities | None] | None = None
+        self.flushed: tuple[Any, Any] | None = None
         """The model as it was when a buffer on disk was last flushed, which it also does by itself."""
         self._watch_flushes()
 
@@ -227,7 +227,7 @@ class ReplayHistory(History):
 
         def watched(buffer: Any) -> None:
             flush(buffer)
-            self.flushed = copy.deepcopy((self.model, self.priorities))
+            self.flushed = copy.deepcopy((self.model, self.beside_model()))
 
         folder.flush = watched
 
@@ -241,11 +241,20 @@ class ReplayHistory(History):
         left_behind = self.folder / "left behind"
         shutil.rmtree(left_behind, ignore_errors=True)
         shutil.copytree(self.home, left_behind)
-        before = self.subject, self.model, self.priorities
-        (self.model, self.priorities), self.subject = self.flushed, self._load(left_behind)
+        before, kept = (self.subject, self.model), self.beside_model()
+        self.model, kept_then = self.flushed
+        self.use_beside_model(kept_then)
+        self.subject = self._load(left_behind)
         self.compare_everything()
         self.subject.close()
-        self.subject, self.model, self.priorities = before
+        (self.subject, self.model), _ = before, self.use_beside_model(kept)
+
+    def beside_model(self) -> Any:
+        """What is kept beside the model."""
+        return self.priorities
+
+    def use_beside_model(self, kept: Any) -> None:
+        self.priorities = kept
 
     def close_and_reopen(self) -> None:
         self.subject.close()

@@ -13,6 +13,7 @@ from tests.histories.plans import Name, draw_plan
 from tests.histories.replay_history import ReplayHistory
 from tests.histories.rollout_history import RolloutHistory
 from tests.histories.segment_history import SegmentReplayHistory, SegmentRolloutHistory
+from tests.histories.sequence_history import SequenceHistory
 from tests.histories.surroundings import surroundings
 from tests.histories.visits import Visits, counted
 
@@ -40,7 +41,7 @@ def run_history(name: Name, visits: Visits | None = None, path: str | None = Non
         warnings.filterwarnings("ignore", message="The last trajectory in the replay buffer will be truncated")
         history = None
         try:
-            of_host = (ReplayHistory, RolloutHistory)
+            of_host = (SequenceHistory if "Sequence" in name.buffer else ReplayHistory, RolloutHistory)
             classes = (SegmentReplayHistory, SegmentRolloutHistory) if plan.path == "segments" else of_host
             history = classes[name.is_rollout](plan, Path(folder))
             history.run()

@@ -50,6 +50,8 @@ def make(name: str, space: spaces.Space | None = None, **kwargs: Any) -> BaseCom
     if "Her" in name:
         env = goal_env()
         return cls(SLOTS * N_ENVS, env.observation_space, env.action_space, env, **arguments)
+    if "Sequence" in name:
+        arguments = {"length": 4, "burn_in": 2, "latents": {"state": (3,)}, **arguments}
     if "Recurrent" in name:
         arguments["hidden_state_shape"] = (SLOTS, *STATE_SHAPE)
     if "Rollout" in name:
@@ -87,5 +89,9 @@ def draw(buffer: Any, seed: int) -> Any:
     np.random.seed(seed)
     if isinstance(buffer, RolloutBuffer):
         return next(iter(buffer.get(16))) if buffer.full else None
-    has_episodes = "Her" not in type(buffer).__name__ or (buffer.ep_length > 0).any()
-    return tuple(buffer.sample(16)) if buffer.size() and has_episodes else None
+    has_some = buffer.size() > 0
+    if "Her" in type(buffer).__name__:
+        has_some = bool((buffer.ep_length > 0).any())
+    elif "Sequence" in type(buffer).__name__:
+        has_some = buffer.n_sequences > 0
+    return tuple(buffer.sample(16)) if has_some else None

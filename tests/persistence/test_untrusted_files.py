@@ -37,6 +37,7 @@ KINDS = {
         {"space": RGB, "frame_stack": 4, "compression_method": "delta", "compression_kwargs": {"indexed_colour": True}},
     ),
     "prioritized": ("CompressedPrioritizedReplayBuffer", {}),
+    "sequences": ("CompressedPrioritizedSequenceReplayBuffer", {}),
     "device": ("GpuReplayBuffer", {"compression_method": "delta"}),
     "device, rle": ("GpuReplayBuffer", {"compression_method": "rle"}),
 }

@@ -26,8 +26,18 @@ from sb3_extra_buffers.compressed.prioritized_buffer import (
     PrioritizedReplayBufferSamples,
 )
 from sb3_extra_buffers.compressed.prioritized_dqn import PrioritizedDQN
+from sb3_extra_buffers.compressed.prioritized_sequence_buffer import (
+    CompressedDictPrioritizedSequenceReplayBuffer,
+    CompressedPrioritizedSequenceReplayBuffer,
+    PrioritizedSequenceReplayBufferSamples,
+)
 from sb3_extra_buffers.compressed.replay_buffer import CompressedDictReplayBuffer, CompressedReplayBuffer
 from sb3_extra_buffers.compressed.rollout_buffer import CompressedDictRolloutBuffer, CompressedRolloutBuffer
+from sb3_extra_buffers.compressed.sequence_buffer import (
+    CompressedDictSequenceReplayBuffer,
+    CompressedSequenceReplayBuffer,
+    SequenceReplayBufferSamples,
+)
 
 if TYPE_CHECKING:
     from sb3_extra_buffers.compressed.maskable_buffer import (
@@ -53,16 +63,22 @@ __all__ = [
     "CompressedArray",
     "CompressedDictNStepReplayBuffer",
     "CompressedDictPrioritizedReplayBuffer",
+    "CompressedDictPrioritizedSequenceReplayBuffer",
     "CompressedDictReplayBuffer",
     "CompressedDictRolloutBuffer",
+    "CompressedDictSequenceReplayBuffer",
     "CompressedHerReplayBuffer",
     "CompressedNStepReplayBuffer",
     "CompressedPrioritizedReplayBuffer",
+    "CompressedPrioritizedSequenceReplayBuffer",
     "CompressedReplayBuffer",
     "CompressedRolloutBuffer",
+    "CompressedSequenceReplayBuffer",
     "DummyCls",
     "PrioritizedDQN",
     "PrioritizedReplayBufferSamples",
+    "PrioritizedSequenceReplayBufferSamples",
+    "SequenceReplayBufferSamples",
     "find_buffer_dtypes",
     "find_smallest_dtype",
     "has_igzip",

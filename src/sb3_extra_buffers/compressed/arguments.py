@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import Parameter
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,9 @@ from typing_extensions import TypedDict
 
 from sb3_extra_buffers.errors import ArgumentError
 from sb3_extra_buffers.storage.config import FrameStack, Preference
+
+EpisodeEnd = Literal["pad", "stop", "cross"]
+LatentShape = Sequence[int] | tuple[Sequence[int], npt.DTypeLike]
 
 
 class CommonOptions(TypedDict, total=False):
@@ -40,6 +43,21 @@ class StorageOptions(CommonOptions, total=False):
 
     dtypes: Mapping[str, Any] | npt.DTypeLike | None
     prefer: Preference
+
+
+class SequenceOptions(StorageOptions, total=False):
+    """Options of buffers that sample sequences."""
+
+    length: int
+    burn_in: int
+    bootstrap_steps: int
+    overlap: int | None
+    at_episode_end: EpisodeEnd
+    latents: Mapping[str, LatentShape] | None
+    include_next_observations: bool
+    time_first: bool
+    online_queue: bool
+    detect_gaps: bool
 
 
 def signature_of(cls: type, root: type) -> inspect.Signature:

@@ -12,28 +12,25 @@ Any off-policy algorithm can use it. Its ``train()`` has to do this::
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import cloudpickle
 import numpy as np
 import numpy.typing as npt
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.type_aliases import Schedule, TensorDict
-from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 from stable_baselines3.common.vec_env import VecNormalize
 from typing_extensions import Unpack
 
 from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.compressed.arguments import StorageOptions
 from sb3_extra_buffers.compressed.nstep_buffer import CompressedDictNStepReplayBuffer, CompressedNStepReplayBuffer
+from sb3_extra_buffers.compressed.priorities import Beta as _Beta  # noqa: F401  # pickles of 1.0.0.dev0 name it
+from sb3_extra_buffers.compressed.priorities import PriorityTree, absolute_errors
 from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
-from sb3_extra_buffers.compressed.sum_tree import SumTree
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
-from sb3_extra_buffers.state import SavedState, State, encode, register_decoder, register_encoder
-from sb3_extra_buffers.storage.usage import MemoryUsage
+from sb3_extra_buffers.state import SavedState, State
 
 
 class PrioritizedReplayBufferSamples(NamedTuple):
@@ -51,7 +48,7 @@ class PrioritizedReplayBufferSamples(NamedTuple):
     """For :meth:`CompressedPrioritizedReplayBuffer.update_priorities`."""
 
 
-class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
+class CompressedPrioritizedReplayBuffer(PriorityTree, CompressedNStepReplayBuffer):
     """Samples transitions in proportion to ``(|TD error| + epsilon) ** alpha``.
 
     New transitions get the largest priority so far. Further arguments: those of
@@ -82,18 +79,7 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
         gamma: float = 0.99,
         **options: Unpack[StorageOptions],
     ) -> None:
-        if not 0 <= alpha <= 1:
-            raise ConfigurationError(f"alpha must be from 0 to 1, not {alpha}.")
-        if not callable(beta) and not 0 <= beta <= 1:
-            raise ConfigurationError(f"beta must be from 0 to 1, or a schedule, not {beta}.")
-        if not 0 < epsilon < np.inf:
-            raise ConfigurationError(f"epsilon must be a number above 0, not {epsilon}.")
-        self.alpha = alpha
-        self.epsilon = epsilon
-        self.progress_remaining = 1.0
-        """The argument of a schedule. The algorithm has to update it."""
-        self.max_priority = 1.0
-        self._beta = beta if isinstance(beta, _Beta) else _Beta(beta)
+        self._set_priority_options(alpha, beta, epsilon)
         super().__init__(
             buffer_size,
             observation_space,
@@ -106,16 +92,6 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
             gamma=gamma,
             **options,
         )
-
-    _rebuilt = ("_beta", "_tree")
-
-    def _create_state(self) -> None:
-        super()._create_state()
-        self._tree = SumTree(self.buffer_size * self.n_envs)
-
-    @property
-    def beta(self) -> float:
-        return self._beta(self.progress_remaining)
 
     def _commit(self, pos: int, *stored: Any) -> None:
         super()._commit(pos, *stored)
@@ -153,26 +129,16 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
         if self.optimize_memory_usage:
             self._tree[self._places(self.pos)] = 0.0
 
-    def reset(self) -> None:
-        with self._lock.held:
-            super().reset()
-            self._tree.clear()
-
     def sample(  # type: ignore[override]  # more fields than SB3's samples
         self, batch_size: int, env: VecNormalize | None = None
     ) -> PrioritizedReplayBufferSamples:
         self._check_folder()
         with self._lock.held:
-            total = self._tree.total
-            if total == 0:
+            if self._tree.total == 0:
                 raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
-            # Stratified: one from each of batch_size ranges of equal total priority.
-            heights = (np.arange(batch_size) + np.random.random_sample(batch_size)) * total / batch_size
-            indices = self._tree.find(heights)
-            priorities = self._tree[indices]
-            weights = (priorities.min(initial=np.inf) / priorities) ** self.beta
+            indices, weights = self._draw(batch_size)
             samples = self._samples_at(*np.divmod(indices, self.n_envs), env)
-        weights_tensor = self.to_torch(weights.astype(np.float32).reshape(-1, 1))
+        weights_tensor = self.to_torch(weights.reshape(-1, 1))
         return PrioritizedReplayBufferSamples._make([*samples, weights_tensor, indices])
 
     def update_priorities(self, indices: Indices, td_errors: th.Tensor | npt.ArrayLike) -> None:
@@ -180,42 +146,11 @@ class CompressedPrioritizedReplayBuffer(CompressedNStepReplayBuffer):
 
         :param indices: Of a batch.
         """
-        if isinstance(td_errors, th.Tensor):
-            td_errors = td_errors.detach().cpu().numpy()
-        errors = np.abs(np.asarray(td_errors, dtype=np.float64).reshape(-1))
+        errors = absolute_errors(td_errors).reshape(-1)
         if errors.shape != indices.shape:
             raise ConfigurationError(f"{len(indices)} transitions need {len(indices)} TD errors, not {len(errors)}.")
-        if not np.isfinite(errors).all():
-            raise ConfigurationError(
-                f"{np.sum(~np.isfinite(errors))} of {len(errors)} TD errors are NaN or infinite, which cannot be "
-                "priorities. Has the training diverged?"
-            )
-        priorities = errors + self.epsilon
         with self._lock.held:
-            self.max_priority = max(self.max_priority, float(priorities.max(initial=0.0)))
-            # An empty slot keeps priority 0, so that it is never sampled.
-            self._tree[indices] = np.where(self._tree[indices] > 0, priorities**self.alpha, 0.0)
-
-    def memory_usage(self) -> MemoryUsage:
-        usage = super().memory_usage()
-        return dataclasses.replace(usage, index=usage.index + round(self._tree.nbytes * self.size() / self.buffer_size))
-
-    def _arguments(self) -> dict[str, Any]:
-        return {**super()._arguments(), "beta": self._beta}
-
-    def _state(self) -> State:
-        return {
-            **super()._state(),
-            "progress_remaining": float(self.progress_remaining),
-            "max_priority": self.max_priority,
-            "tree": self._tree.state(),
-        }
-
-    def _restore(self, state: SavedState) -> None:
-        super()._restore(state)
-        self.progress_remaining = state.number("progress_remaining")
-        self.max_priority = state.number("max_priority")
-        self._tree.restore(state.part("tree"))
+            self._set_priorities(indices, errors)
 
     def _places(self, slot: int) -> Indices:
         return np.arange(slot * self.n_envs, (slot + 1) * self.n_envs)
@@ -233,38 +168,3 @@ class CompressedDictPrioritizedReplayBuffer(  # type: ignore[misc]  # sample() h
     CompressedPrioritizedReplayBuffer, CompressedDictNStepReplayBuffer
 ):
     """The same for Dict observation spaces, each key stored on its own."""
-
-
-def _encode_beta(beta: _Beta, where: str) -> Any:
-    value: Any = beta.value
-    if isinstance(value, FloatSchedule):
-        value = value.value_schedule
-    if isinstance(value, ConstantSchedule):
-        value = value.val
-    if isinstance(value, LinearSchedule):
-        return {"$linear": [encode(part, where) for part in (value.start, value.end, value.end_fraction)]}
-    return encode(value, where)
-
-
-class _Beta:
-    """A number or a schedule as a function that can be pickled even if the schedule is a lambda."""
-
-    def __init__(self, value: float | Schedule) -> None:
-        self.value = value
-
-    def __call__(self, progress_remaining: float) -> float:
-        return float(self.value(progress_remaining) if callable(self.value) else self.value)
-
-    def __repr__(self) -> str:
-        return repr(self.value)
-
-    def __getstate__(self) -> bytes:
-        pickled: bytes = cloudpickle.dumps(self.value)
-        return pickled
-
-    def __setstate__(self, state: bytes) -> None:
-        self.value = cloudpickle.loads(state)
-
-
-register_encoder(_Beta, _encode_beta)
-register_decoder("$linear", lambda numbers: LinearSchedule(*numbers))

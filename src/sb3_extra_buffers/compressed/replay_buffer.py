@@ -146,7 +146,14 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions, BufferWithFlags,
             self.pos = pos + 1
 
     def _timeouts_of(self, infos: list[dict[str, Any]]) -> npt.NDArray[Any] | None:
-        timeouts = [info.get("TimeLimit.truncated", False) for info in infos]
+        try:
+            timeouts = [info.get("TimeLimit.truncated", False) for info in infos]
+        except AttributeError as error:
+            raise ConfigurationError(
+                f"infos must be a list with a dict for each environment, not {type(infos).__name__}: {infos!r:.80}. "
+                "Gymnasium's vector environments have one dict for all: pass [{'TimeLimit.truncated': ...}, ...], or "
+                "create the buffer with handle_timeout_termination=False."
+            ) from error
         if len(timeouts) == self.n_envs and not any(timeouts):
             return None
         return row_of(self.rewards, timeouts)

@@ -279,8 +279,8 @@ class SegmentBuffer(SaveableBuffer):
     def _check_segments(self) -> None:
         if not self._has_segments:
             raise SegmentError(
-                f"{type(self).__name__} can neither export nor ingest segments. Buffers in host memory can: use the "
-                "class of this name with 'Compressed' instead of 'Gpu'."
+                f"{type(self).__name__} can neither export nor ingest segments. Buffers in host memory that sample "
+                "transitions can, such as CompressedReplayBuffer."
             )
         if self._folder is not None:
             self._folder.before_adding(self)

@@ -152,6 +152,13 @@ class BaseStore(ABC):
     def place(self, places: Sequence[tuple[int, int]], appended: Any, lanes: Indices | None = None) -> None:
         """Put appended observations into columns and slots. Doing it twice does no harm."""
 
+    @abstractmethod
+    def is_shared(self, previous: int, slot: int) -> npt.NDArray[np.bool_]:
+        """Whether each next observation in slot ``previous`` is stored as the observation in ``slot``.
+
+        Then they are equal. Where they are not shared, they may still be equal.
+        """
+
     def finish_step(self) -> None:  # noqa: B027  # most stores have nothing to do
         """To be called when a step is complete."""
 

@@ -131,7 +131,7 @@ def gather_frames(store: RecordIndex, lanes: Indices, firsts: Indices, outs: lis
 
 def _gather_whole_records(store: RecordIndex, lanes: Indices, firsts: Indices, outs: list[Bytes], n_bytes: int) -> None:
     """Decode each record that is needed once, then copy frames, in slices whose records fit into a core's cache."""
-    bytes_per_row = store.codec.record_bytes * (2 + len(outs) * store.layout.stack // store.codec.frames_per_record)
+    bytes_per_row = store.codec.record_bytes * (2 + len(outs) * outs[0].shape[1] // store.codec.frames_per_record)
     run_in_slices(
         lambda low, high: _gather_slice(store, lanes[low:high], firsts[:, low:high], [out[low:high] for out in outs]),
         len(lanes),
@@ -142,14 +142,14 @@ def _gather_whole_records(store: RecordIndex, lanes: Indices, firsts: Indices, o
 
 def _gather_slice(store: RecordIndex, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
     codec, group, n_slots = store.codec, store.codec.frames_per_record, store.starts.shape[1]
-    steps = np.arange(store.layout.stack)
+    steps = np.arange(outs[0].shape[1])
     wanted = (firsts.T[:, :, None] + steps).reshape(len(lanes), -1)
     lanes = np.broadcast_to(lanes[:, None], wanted.shape)
     waiting = wanted >= store.encoded[lanes]
     places = lanes * n_slots + wanted // group % n_slots
     records, rows = np.unique(places[~waiting], return_inverse=True)
     n_decoded, n_waiting = len(records) * group, int(np.count_nonzero(waiting))
-    frames = _scratch((n_decoded + n_waiting) * codec.frame.nbytes).reshape(-1, codec.frame.nbytes)
+    frames = scratch((n_decoded + n_waiting) * codec.frame.nbytes).reshape(-1, codec.frame.nbytes)
     if n_decoded:
         codec.decode(
             store.arena.data,
@@ -167,9 +167,13 @@ def _gather_slice(store: RecordIndex, lanes: Indices, firsts: Indices, outs: lis
         np.take(frames, chosen, axis=0, out=out.reshape(-1, out.shape[-1]), mode="clip")
 
 
-def _scratch(size: int) -> Bytes:
-    """Memory of this thread to decode into, always the same, because fresh memory costs a page fault per 4 kB."""
-    kept: Bytes | None = getattr(_thread, "scratch", None)
+def scratch(size: int, user: str = "records") -> Bytes:
+    """Memory of this thread to decode into, always the same, because fresh memory costs a page fault per 4 kB.
+
+    :param user: Those that may be at work at the same time have different memory.
+    """
+    kept: Bytes | None = getattr(_thread, user, None)
     if kept is None or len(kept) < size:
-        kept = _thread.scratch = np.empty(max(size, _CACHE_BYTES), dtype=np.uint8)
+        kept = np.empty(max(size, _CACHE_BYTES), dtype=np.uint8)
+        setattr(_thread, user, kept)
     return kept[:size]

@@ -24,6 +24,7 @@ from sb3_extra_buffers.storage.digests import Digests
 from sb3_extra_buffers.storage.gathering import gather_observations
 from sb3_extra_buffers.storage.observation_index import EarlierCodec, ObservationIndex
 from sb3_extra_buffers.storage.pickling import arguments_of, upgraded_attributes
+from sb3_extra_buffers.storage.run_gathering import gather_runs
 from sb3_extra_buffers.storage.stacking import RGB, StackLayout, declared_layout, detect_layout, n_changes
 
 logger = logging.getLogger("sb3_extra_buffers")
@@ -69,6 +70,9 @@ class ObservationStore(ObservationIndex):
     How they stack frames is found out during the first steps, which are not compressed. ``auto`` begins with ``delta``.
     It tries other codecs soon after, and whenever the size of compressed frames has changed.
     """
+
+    run_length = 0
+    """How many rows that are read together follow one another, if they do; 1 if they are not next to each other."""
 
     def __init__(self, n_slots: int, n_envs: int, shape: tuple[int, ...], *args: Any, **kwargs: Any) -> None:
         super().__init__(n_slots, n_envs, shape, *args, **kwargs)
@@ -133,6 +137,10 @@ class ObservationStore(ObservationIndex):
         if digests is not None:
             self._place_digests(places, digests, lanes)
 
+    def is_shared(self, previous: int, slot: int) -> npt.NDArray[np.bool_]:
+        shared: npt.NDArray[np.bool_] = self.ends[1][previous] == self.ends[0][slot]
+        return shared
+
     def finish_step(self) -> None:
         """Decide, once in a while, how to go on."""
         self._steps += 1
@@ -171,7 +179,10 @@ class ObservationStore(ObservationIndex):
         if firsts.min(initial=0) < 0:
             self._read_with_gaps(envs, firsts, outs)
         elif len(envs):
-            gather_observations(self.frame_stores, self.layout, envs, firsts, outs)
+            if self.run_length:
+                gather_runs(self.frame_stores, self.layout, envs, firsts, outs, self.run_length)
+            else:
+                gather_observations(self.frame_stores, self.layout, envs, firsts, outs)
 
     def clear(self) -> None:
         """Remove all observations. The codec keeps what it has learnt from them."""

@@ -189,6 +189,10 @@ class PlainStore(BaseStore):
             (self._place_next if column else self._place_observation)(slot, where, values)
         self._place_digests(places, digests, lanes)
 
+    def is_shared(self, previous: int, slot: int) -> npt.NDArray[np.bool_]:
+        shared: npt.NDArray[np.bool_] = self._next_rows[previous] == slot * self.n_envs + 1 + self._envs
+        return shared
+
     def _keep_unequal(self, previous: int, observations: bytes) -> None:
         """Give a row of its own to each next observation of the step before that is not the observation of this one.
 

@@ -10,8 +10,17 @@ from tests.histories.faults.codecs import CODEC_FAULTS
 from tests.histories.faults.device import DEVICE_FAULTS
 from tests.histories.faults.fault import Fault
 from tests.histories.faults.segments import SEGMENT_FAULTS
+from tests.histories.faults.sequences import SEQUENCE_FAULTS
 from tests.histories.faults.storage import PLAIN_FAULTS, STORAGE_FAULTS
 
-FAULTS = [*PLAIN_FAULTS, *STORAGE_FAULTS, *CODEC_FAULTS, *BUFFER_FAULTS, *DEVICE_FAULTS, *SEGMENT_FAULTS]
+FAULTS = [
+    *PLAIN_FAULTS,
+    *STORAGE_FAULTS,
+    *CODEC_FAULTS,
+    *BUFFER_FAULTS,
+    *DEVICE_FAULTS,
+    *SEGMENT_FAULTS,
+    *SEQUENCE_FAULTS,
+]
 
 __all__ = ["FAULTS", "Fault"]

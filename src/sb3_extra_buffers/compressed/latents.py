@@ -1,0 +1,126 @@
+"""Latents: further arrays of each step, such as a recurrent state, which can be updated after they were sampled."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch as th
+
+from sb3_extra_buffers.codecs.base import Indices
+from sb3_extra_buffers.compressed.arguments import LatentShape
+from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
+from sb3_extra_buffers.compressed.rows import on_host, row_of
+from sb3_extra_buffers.errors import ConfigurationError
+from sb3_extra_buffers.storage.memory import zeros
+
+
+class StepLatents(CompressedReplayBuffer):
+    """A replay buffer with latents. The array of the latent ``state`` is the attribute ``latent_state``."""
+
+    latents: dict[str, tuple[tuple[int, ...], str]]
+    """The shape and dtype of each, for one step of one environment."""
+    _rebuilt: ClassVar[tuple[str, ...]] = ("_latent_rows",)
+
+    def _declare_latents(self, latents: Mapping[str, LatentShape]) -> None:
+        """To be called before the constructor."""
+        self.latents = {str(name): _shape_and_dtype(name, given) for name, given in latents.items()}
+        self._latent_rows: dict[str, npt.NDArray[Any]] = {}
+        """The latents of the step that is being added."""
+        self._saved_fields = (  # type: ignore[misc]  # of the class, but here each buffer has its own
+            *type(self)._saved_fields,
+            *(_attribute(name) for name in self.latents),
+        )
+
+    def _create_state(self) -> None:
+        super()._create_state()
+        for name, (shape, dtype) in self.latents.items():
+            setattr(self, _attribute(name), zeros((self.buffer_size, self.n_envs, *shape), np.dtype(dtype)))
+
+    def _commit(self, pos: int, *stored: Any) -> None:
+        super()._commit(pos, *stored)
+        for name, values in self._latent_rows.items():
+            self._latent(name)[pos] = values
+
+    def _checked_latents(self, latents: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+        """The latents of a step, all of them and ready to be stored, or an error."""
+        self._check_names(latents)
+        arrays = {name: self._latent(name) for name in self.latents}
+        return {
+            name: row_of(array, on_host(latents[name])) if name in latents else np.zeros(array.shape[1:], array.dtype)
+            for name, array in arrays.items()
+        }
+
+    def _check_names(self, latents: Mapping[str, Any]) -> None:
+        for name in latents:
+            if name not in self.latents:
+                known = ", ".join(map(repr, self.latents)) or "none"
+                raise ConfigurationError(
+                    f"The buffer has no latent {name!r}; its latents are: {known}. Name all of them in the argument "
+                    f"latents of {type(self).__name__}()."
+                )
+
+    def _latent(self, name: str) -> npt.NDArray[Any]:
+        array: npt.NDArray[Any] = getattr(self, _attribute(name))
+        return array
+
+    def _latents_at(self, places: Indices) -> dict[str, npt.NDArray[Any]]:
+        """Copies of the latents at given places, ``slot * n_envs + env``."""
+        return {
+            name: self._latent(name).reshape(-1, *shape).take(places, axis=0)
+            for name, (shape, _) in self.latents.items()
+        }
+
+    def update_latents(
+        self, positions: Indices | th.Tensor, latents: Mapping[str, th.Tensor | npt.NDArray[Any]]
+    ) -> None:
+        """Replace latents of steps, for instance by the recurrent states that the network now has there.
+
+        Steps that have been overwritten since they were sampled, and padding, are left out. Where a batch has a step
+        several times, the last value counts.
+
+        :param positions: Those of a batch, or a part of them, of any shape.
+        :param latents: Values of shape ``(*positions.shape, ...)``. Latents that are missing stay as they are.
+        """
+        self._check_names(latents)
+        where = np.asarray(on_host(positions))
+        given = {}
+        for name, values in latents.items():
+            array, shape = np.asarray(on_host(values)), self._latent(name).shape[2:]
+            if array.shape != (*where.shape, *shape):
+                raise ConfigurationError(
+                    f"The latent {name!r} of positions of shape {where.shape} must have the shape "
+                    f"{(*where.shape, *shape)}, not {array.shape}."
+                )
+            given[name] = array.reshape(-1, *shape)
+        with self._lock.held:
+            places, is_stored = self._places_of(where.reshape(-1))
+            for name, rows in given.items():
+                latent = self._latent(name)
+                latent.reshape(-1, *latent.shape[2:])[places] = rows[is_stored]
+
+    @abstractmethod
+    def _places_of(self, positions: Indices) -> tuple[Indices, npt.NDArray[np.bool_]]:
+        """Where the steps of ``positions`` are that are still stored, and which these are."""
+
+
+def _attribute(name: str) -> str:
+    return f"latent_{name}"
+
+
+def _shape_and_dtype(name: str, given: Any) -> tuple[tuple[int, ...], str]:
+    """What a user gives for a latent: a shape, or a shape and a dtype."""
+    try:
+        is_shape = all(isinstance(size, int | np.integer) for size in given)
+        shape, dtype = (given, np.float32) if is_shape else given
+        if np.dtype(dtype).kind not in "biuf":
+            raise ValueError
+        return tuple(int(size) for size in shape), np.dtype(dtype).str
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"The latent {name!r} must be given as a shape, (256,), or as shape and dtype of numbers, ((256,), "
+            f"'float16'), not {given!r}."
+        ) from error

@@ -1,0 +1,94 @@
+"""Faults of buffers that sample sequences."""
+
+from __future__ import annotations
+
+from tests.histories.faults.fault import Fault
+
+SEQUENCES = ("CompressedSequenceReplayBuffer", "CompressedDictSequenceReplayBuffer")
+BY_PRIORITY = ("CompressedPrioritizedSequenceReplayBuffer",)
+SEQUENCE_FAULTS = [
+    Fault(
+        "a padded sequence has only burn-in",
+        "compressed/sequence_index.py",
+        "last - shape.burn_in + 1, shape.stride)",
+        "last + 1, shape.stride)",
+        SEQUENCES,
+    ),
+    Fault(
+        "the first slot stays the beginning of a sequence when it is overwritten",
+        "compressed/sequence_index.py",
+        "            removed = self.anchors.remove(slot)\n",
+        "            removed = self.anchors.remove(slot) if slot else removed\n",
+        SEQUENCES,
+    ),
+    Fault(
+        "a loaded buffer takes episodes that have ended for open ones",
+        "compressed/sequence_index.py",
+        'state.array("is_open", np.bool_, (self.n_envs,)).copy()',
+        'np.ones_like(state.array("is_open", np.bool_, (self.n_envs,)))',
+        SEQUENCES,
+    ),
+    Fault(
+        "the online queue hands out the newest environment first",
+        "compressed/sequence_index.py",
+        "env = int(ages.argmax())",
+        "env = int(np.where(queue.counts > 0, ages, self.n_slots).argmin())",
+        SEQUENCES,
+    ),
+    Fault(
+        "a sequence goes on past a gap",
+        "compressed/sequence_buffer.py",
+        "is_gap &= ~self._follows(previous, pos)",
+        "is_gap[:] = False",
+        SEQUENCES,
+    ),
+    Fault(
+        "a change of the codec is taken for a gap",
+        "compressed/sequence_buffer.py",
+        "shared[envs] = [a.tobytes() == b.tobytes() for a, b in zip(before, now, strict=True)]",
+        "shared[envs] = False",
+        SEQUENCES,
+    ),
+    Fault(
+        "a padded sequence goes on past the newest step",
+        "compressed/sequence_buffer.py",
+        "is_first[1:] | (offsets[1:] > ages)",
+        "is_first[1:] | (offsets[1:] > ages + 1)",
+        SEQUENCES,
+    ),
+    Fault(
+        "latents of overwritten steps are written to new ones",
+        "compressed/sequence_buffer.py",
+        "(steps >= n_added - self._index.n_stored)",
+        "(steps >= 0)",
+        SEQUENCES,
+    ),
+    Fault(
+        "records of two environments are taken for the same",
+        "storage/run_gathering.py",
+        "numbers // group * n_lanes + lanes[:, None]",
+        "numbers // group * n_lanes + lanes[:1, None]",
+        SEQUENCES,
+    ),
+    Fault(
+        "frames of two codecs are looked for in one of their stores",
+        "storage/run_gathering.py",
+        "here = left[(homes == i).all(axis=0)]",
+        "here = left[(homes <= i).all(axis=0)]",
+        (*SEQUENCES, *BY_PRIORITY),
+    ),
+    Fault(
+        "a sequence with a repeated frame is decoded as if it had none",
+        "storage/run_gathering.py",
+        "(firsts[:, 1:] - firsts[:, :-1] == 1)",
+        "(firsts[:, 1:] - firsts[:, :-1] <= 1)",
+        SEQUENCES,
+    ),
+    Fault(
+        "a sequence that was overwritten keeps its priority",
+        "compressed/prioritized_sequence_buffer.py",
+        "        self._tree[changes.removed] = 0.0\n",
+        "        self._tree[changes.removed[1:]] = 0.0\n",
+        BY_PRIORITY,
+    ),
+]
