@@ -67,6 +67,12 @@ def test_a_recurrent_agent(env: str, run: Callable[..., str], tmp_path: Path) ->
     assert len((EXAMPLES / "example_train_recurrent.py").read_text().splitlines()) <= 200
 
 
+def test_a_loop_of_ones_own(run: Callable[..., str]) -> None:
+    printed = run("example_train_own_loop", "--steps", "100", "--buffer-size", "1000")
+    assert "100 steps in" in printed
+    assert "times smaller" in printed
+
+
 def test_a_missing_model_is_explained(run: Callable[..., str]) -> None:
     with pytest.raises(SystemExit, match="train one with"):
         run("example_watch_rollout")

@@ -15,7 +15,7 @@ from stable_baselines3.common.envs import IdentityEnvBox
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_extra_buffers.compressed import CompressedPrioritizedSequenceReplayBuffer, CompressedSequenceReplayBuffer
-from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
+from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError, SegmentError
 from tests.compressed.test_interrupted import interrupted
 
 VECTORS = spaces.Box(-np.inf, np.inf, (2,), np.float32)
@@ -45,7 +45,6 @@ class TestArguments:
             ({"latents": {"state": "big"}}, r"'state' must be given as a shape, \(256,\).*'big'"),
             ({"latents": {"state": ((2,), object)}}, "'state' must be given"),
             ({"optimize_memory_usage": True}, "Leave it out"),
-            ({"prefetch": True}, "prefetch=True is not for"),
         ],
     )
     def test_that_cannot_work(self, options: dict[str, Any], message: str) -> None:
@@ -144,6 +143,11 @@ def test_sb3s_transitions_become_sequences() -> None:
     batch = buffer.sample(64)
     assert set(batch.rewards[:, 0].tolist()) == {13, 14, 15, 16, 17, 18, *range(22, 30)}
     assert (batch.rewards.diff(dim=1) == 1).all()
+
+
+def test_segments_are_refused() -> None:
+    with pytest.raises(SegmentError, match="CompressedSequenceReplayBuffer can neither export nor ingest segments"):
+        make().export_segment()
 
 
 def test_priorities_mix_the_largest_and_the_mean_error() -> None:

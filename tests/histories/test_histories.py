@@ -27,7 +27,9 @@ def test_long_histories_by_kernel(name: Name) -> None:
     run_history(name, path="kernels")
 
 
-@pytest.mark.parametrize("buffer", [buffer for buffer in BUFFERS if not buffer.startswith("Gpu")])
+@pytest.mark.parametrize(
+    "buffer", [buffer for buffer in BUFFERS if not buffer.startswith("Gpu") and "Sequence" not in buffer]
+)
 def test_long_histories_by_segments(buffer: str) -> None:
     for name in segment_histories(buffer):
         run_history(name, path="segments")
