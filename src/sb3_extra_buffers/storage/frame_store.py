@@ -121,8 +121,8 @@ class FrameStore:
         gone = self.references_of(self.first_records, keep_from)
         # First the records, then their references. The other way round, Ctrl-C in between would leave records whose
         # references are released a second time.
-        self.first_records = keep_from
         try:
+            self.first_records = keep_from
             self.codec.release(gone)
         except BaseException:
             self._recount_uses()
