@@ -1,6 +1,7 @@
 """Loads kernels that numba compiles. numba is optional, slow to import and slow to compile.
 
-A kernel module defines ``compile_all()``, which calls each of its functions once on tiny arrays.
+A kernel module defines ``compile_all()``, which calls each of its functions once on tiny arrays. When several threads
+need a module at once, one after the other calls it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from importlib.util import find_spec
 from types import ModuleType
 
 logger = logging.getLogger("sb3_extra_buffers")
+_compiling = threading.RLock()
 
 
 def has_numba() -> bool:
@@ -32,8 +34,9 @@ def load_kernels(module: str) -> ModuleType | None:
     notice.daemon = True
     notice.start()
     try:
-        kernels = importlib.import_module(module)
-        kernels.compile_all()
+        with _compiling:
+            kernels = importlib.import_module(module)
+            kernels.compile_all()
     finally:
         notice.cancel()
     return kernels

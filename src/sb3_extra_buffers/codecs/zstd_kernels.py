@@ -89,5 +89,6 @@ def decode(
 
 def compile_all() -> None:
     # With declared types, but not where it is defined: those who gather observations do not need it.
-    decode.compile(_INT(_STORED, _INTS, _INTS, _INTS, types.uint8[:, ::1], _INT, _INT, _INTS))
-    decode.disable_compile()
+    if not decode.signatures:
+        decode.compile(_INT(_STORED, _INTS, _INTS, _INTS, types.uint8[:, ::1], _INT, _INT, _INTS))
+        decode.disable_compile()
