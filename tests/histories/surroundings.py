@@ -29,7 +29,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "persistence.folder": {"_WORTH_A_FLUSH": 1 << 13},
     "storage.arena": {"_SMALLEST_STEP": 1 << 8},
     "storage.extent_arena": {"_SMALLEST_STEP": 1 << 10},
-    "storage.frame_store": {"_PIECE": 5},
+    "storage.frame_store": {"_PIECE": 5, "_MOST_BYTES_TO_MOVE": 1 << 16},
     "storage.gathering": {"_CACHE_BYTES": 1 << 14},
     "storage.memory": {"_PIECE": 1 << 10},
     "storage.observation_index": {"_WORTH_COMPACTING": 1 << 12, "_PIECE": 7},

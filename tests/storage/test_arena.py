@@ -12,8 +12,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from sb3_extra_buffers.storage import frame_store
 from sb3_extra_buffers.storage.arena import Arena
+from sb3_extra_buffers.storage.config import StorageConfig
+from sb3_extra_buffers.storage.extent_arena import ExtentArena
 from sb3_extra_buffers.storage.memory import AnonymousMemory
+from sb3_extra_buffers.storage.observation_store import ObservationStore
 from sb3_extra_buffers.storage.pickling import unpickled
 
 
@@ -131,3 +135,23 @@ class TestAnonymousMemory:
     @pytest.mark.parametrize("size", [0, 1])
     def test_may_be_tiny(self, size: int) -> None:
         assert len(AnonymousMemory(size).data) >= size
+
+
+@pytest.mark.parametrize("most", [0, 1 << 30])
+def test_a_large_ring_that_is_full_grows_without_moving_bytes(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame_store, "_MOST_BYTES_TO_MOVE", most)
+    config = StorageConfig.from_arguments("gzip1", None, None, None, None)
+    store = ObservationStore(40, 2, (30, 30, 1), np.dtype(np.uint8), config, 1)
+    rng, expected = np.random.default_rng(0), np.zeros((40, 2, 30, 30, 1), np.uint8)
+    for t in range(400):
+        # Observations that compress worse and worse, so that the ring has to grow when it has wrapped.
+        values = rng.integers(0, 2 + t // 4, (2, 30, 30, 1)).astype(np.uint8)
+        store.write(0, t % 40, values)
+        expected[t % 40] = values
+        if t % 50 == 49:
+            store.check()
+            assert (type(store.frames.arena) is ExtentArena) == (most == 0 and t > 50)
+            slots, envs = (grid.reshape(-1) for grid in np.mgrid[:40, :2])
+            (found,) = store.read([(0, slots)], envs)
+            assert np.array_equal(found.reshape(expected.shape), expected)
+            store = pickle.loads(pickle.dumps(store))

@@ -36,6 +36,17 @@ class ExtentArena(Arena):
         self._live: list[Extent] = []
         self._held: list[Extent] = []
 
+    @classmethod
+    def in_place_of(cls, ring: Arena) -> ExtentArena:
+        """An arena with the bytes of ``ring``, where they are."""
+        arena = cls(ring._memory)
+        arena.limit, arena._live = ring.limit, [(start, end) for start, end in ring._live_ranges[::-1] if end > start]
+        return arena
+
+    @property
+    def bytes_to_move(self) -> int:
+        return 0
+
     @property
     def memory(self) -> Memory:
         return self._memory
@@ -63,7 +74,10 @@ class ExtentArena(Arena):
         return start
 
     def grow(self, size: int) -> tuple[int, int]:
-        larger = self.limit + max(size, self.limit // 16, _SMALLEST_STEP)
+        if isinstance(self._memory, FileMemory):
+            larger = self.limit + max(size, self.limit // 16, _SMALLEST_STEP)
+        else:  # to grow costs next to nothing
+            larger = self.limit + max(size, self.limit // 64)
         if larger > len(self.data):
             self._memory.resize(larger)
         self.limit = larger

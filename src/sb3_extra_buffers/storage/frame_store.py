@@ -27,6 +27,8 @@ from sb3_extra_buffers.storage.stacking import MemoryForm, StackLayout
 _PIECE = 1024
 _MOST_WAITING = 1 << 16
 """No version has had a ring of more frames."""
+_MOST_BYTES_TO_MOVE = 8 << 20
+"""When an arena grows: about 2 ms."""
 
 
 class FrameStore:
@@ -362,6 +364,8 @@ class FrameStore:
             if before - self.arena.live_bytes >= max(size, self.arena.limit // 64):
                 start = self.arena.allocate(size)
         while start is None:
+            if type(self.arena) is Arena and self.arena.bytes_to_move > _MOST_BYTES_TO_MOVE:
+                self.arena = ExtentArena.in_place_of(self.arena)
             boundary, shift = self.arena.grow(size)
             if shift:
                 np.add(self.starts, shift, out=self.starts, where=self.starts >= boundary)

@@ -214,6 +214,13 @@ STORAGE_FAULTS = [
         "out.reshape(n, -1, self.stack, channels)[:] = pixels[:, ::-1].swapaxes(1, 2)",
     ),
     Fault(
+        "a ring that no longer moves frees its newest bytes first",
+        EXTENTS,
+        "in ring._live_ranges[::-1] if",
+        "in ring._live_ranges if",
+        REPLAY,
+    ),
+    Fault(
         "a buffer on disk writes over what the last flush refers to",
         EXTENTS,
         "for start, end in sorted([*self._live, *self._held]):",
