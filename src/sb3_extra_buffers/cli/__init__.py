@@ -18,6 +18,7 @@ import click
 
 from sb3_extra_buffers import __version__
 from sb3_extra_buffers.cli.bench import bench
+from sb3_extra_buffers.cli.cluster_demo import cluster_demo
 from sb3_extra_buffers.cli.common import table
 from sb3_extra_buffers.cli.demo import demo
 from sb3_extra_buffers.cli.estimate import estimate
@@ -81,7 +82,7 @@ def inspect(file: Path, no_checksums: bool) -> None:
         sys.exit(1)
 
 
-for command in (bench, estimate, verify, demo):
+for command in (bench, estimate, verify, demo, cluster_demo):
     app.add_command(command)
 
 

@@ -22,7 +22,7 @@ from sb3_extra_buffers.compressed.prioritized_buffer import (
 from sb3_extra_buffers.compressed.replay_buffer import CompressedDictReplayBuffer, CompressedReplayBuffer
 from sb3_extra_buffers.distributed.buffer import ShardedReplayBuffer
 from sb3_extra_buffers.distributed.collector import CollectorPlan, weights_of
-from sb3_extra_buffers.distributed.intake import Intake
+from sb3_extra_buffers.distributed.intake import Intake, Statistics
 from sb3_extra_buffers.distributed.transport import LocalTransport, Transport
 from sb3_extra_buffers.errors import ArgumentError, ConfigurationError
 
@@ -64,6 +64,8 @@ class _Distributed(OffPolicyAlgorithm):
         # SB3 changes policy_kwargs.
         self._collector_arguments = {**given, "policy": policy, "policy_kwargs": dict(given.get("policy_kwargs") or {})}
         self._intake: Intake | None = None
+        self.collector_statistics: Statistics | None = None
+        """Of the current or the last call of ``learn``."""
         self._steps_due = 0.0
         super().__init__(policy, env, *args, **kwargs)
 
@@ -117,6 +119,7 @@ class _Distributed(OffPolicyAlgorithm):
             dict(options["buffer_kwargs"] or {}),
         )
         intake = Intake(transport, self.replay_buffer, self.seed, options["ahead"])
+        self.collector_statistics = intake.statistics
         intake.start(plan, weights_of(self))
         self._published_at = self._n_updates
         return intake

@@ -41,6 +41,7 @@ class Statistics:
 
     def __init__(self, n_collectors: int) -> None:
         self.began = time.monotonic()
+        """When the first segment arrived."""
         self.transitions = np.zeros(n_collectors, dtype=np.int64)
         """Of each collector."""
         self.n_bytes = 0
@@ -155,6 +156,8 @@ class Intake:
             self._replace(collector, str(error))
             return
         self._failures[collector] = 0
+        if statistics.n_segments == 0:
+            statistics.began = time.monotonic()  # starting processes does not count
         statistics.transitions[collector] += info.n_transitions
         statistics.n_bytes += len(reply.segment)
         statistics.n_segments += 1

@@ -1,0 +1,58 @@
+"""``cluster-demo``: a learner and several collectors, by Ray."""
+
+from __future__ import annotations
+
+import click
+
+from sb3_extra_buffers.cli.common import table
+
+
+@click.command("cluster-demo")
+@click.option("--env", "env_id", default="MsPacmanNoFrameskip-v4", show_default=True, help="Any environment.")
+@click.option("--collectors", type=click.IntRange(1), default=2, show_default=True, help="Processes with environments.")
+@click.option("--envs", type=click.IntRange(1), default=4, show_default=True, help="Environments of each collector.")
+@click.option("--steps", type=click.IntRange(1), default=10_000, show_default=True, help="Transitions to train on.")
+@click.option("--address", help="Of a cluster of Ray. By default, Ray is started on this machine.")
+@click.option("--seed", type=int, default=0, show_default=True)
+def cluster_demo(env_id: str, collectors: int, envs: int, steps: int, address: str | None, seed: int) -> None:
+    """Train DQN with experience from several processes, and show what moves between them."""
+    from functools import partial
+
+    from gymnasium import spaces
+    from stable_baselines3 import DQN
+    from stable_baselines3.common.preprocessing import is_image_space
+
+    from sb3_extra_buffers.distributed import ShardedReplayBuffer, distributed
+    from sb3_extra_buffers.distributed.status import StatusLine
+    from sb3_extra_buffers.errors import ConfigurationError
+    from sb3_extra_buffers.measure.environments import make_env
+
+    env = make_env(env_id, 1, seed)
+    if not isinstance(env.action_space, spaces.Discrete):
+        raise ConfigurationError(f"The demo trains DQN, which needs discrete actions, but {env_id} has others.")
+    model = distributed(DQN)(
+        "CnnPolicy" if is_image_space(env.observation_space) else "MlpPolicy",
+        env,
+        buffer_size=max(steps, 10_000),
+        learning_starts=min(1_000, steps // 8),
+        replay_buffer_class=ShardedReplayBuffer,
+        collectors={"n": collectors, "envs": envs, "make_env": partial(make_env, env_id, envs, seed)},
+        ray={} if address is None else {"address": address},
+        seed=seed,
+    )
+    click.echo(f"DQN on {env_id}: {collectors} collectors with {envs} environments each\n")
+    model.learn(steps, callback=StatusLine())
+    statistics = model.collector_statistics
+    scalars, usage = statistics.scalars(), model.replay_buffer.memory_usage()
+    rows = [
+        ("transitions received", f"{statistics.transitions.sum():,}"),
+        ("  of each collector", ", ".join(f"{count:,}" for count in statistics.transitions.tolist())),
+        ("transitions per second", f"{scalars['transitions_per_second']:,.0f}"),
+        ("bytes per transition on the way", f"{scalars['bytes_per_transition']:,.0f}"),
+        ("bytes per transition in the buffer", f"{usage / max(1, model.replay_buffer.size() * envs):,.0f}"),
+        ("gradient steps", f"{model._n_updates:,}"),
+        ("time spent on publishing weights", f"{scalars['fraction_publishing']:.2%}"),
+        ("time spent on waiting for collectors", f"{scalars['fraction_waiting']:.0%}"),
+        ("restarts of collectors", f"{statistics.n_deaths}"),
+    ]
+    click.echo(f"\n{table(('', ''), rows)}")
