@@ -24,6 +24,7 @@ from sb3_extra_buffers.compressed.prioritized_buffer import (
 )
 from sb3_extra_buffers.compressed.replay_buffer import CompressedDictReplayBuffer, CompressedReplayBuffer
 from sb3_extra_buffers.compressed.segments import SegmentInfo
+from sb3_extra_buffers.compressed.sequence_buffer import CompressedSequenceReplayBuffer
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
 from sb3_extra_buffers.storage.outputs import OutputPool
 
@@ -67,10 +68,11 @@ class ShardedReplayBuffer(ReplayBuffer):
         if buffer_class is None:
             is_dict = isinstance(observation_space, spaces.Dict)
             buffer_class = CompressedDictReplayBuffer if is_dict else CompressedReplayBuffer
-        if CompressedReplayBuffer not in buffer_class.__mro__ or CompressedHerReplayBuffer in buffer_class.__mro__:
+        without = (CompressedHerReplayBuffer, CompressedSequenceReplayBuffer)
+        if CompressedReplayBuffer not in buffer_class.__mro__ or any(cls in buffer_class.__mro__ for cls in without):
             raise ConfigurationError(
-                f"buffer_class must be derived from CompressedReplayBuffer, and not for hindsight experience replay, "
-                f"not {buffer_class.__name__}."
+                "buffer_class must be derived from CompressedReplayBuffer, and be neither for hindsight experience "
+                f"replay nor for sequences, not {buffer_class.__name__}."
             )
         if options.get("storage", "memory") != "memory" and parts > 1:
             raise ConfigurationError("storage='mmap' is for a single part: several would use the same folder.")

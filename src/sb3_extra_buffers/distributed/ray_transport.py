@@ -106,14 +106,16 @@ class _Actor:
 def _connect(options: Mapping[str, Any]) -> None:
     """Start Ray on this machine, or connect to a cluster."""
     address = options.get("address")
-    # A cluster that exists has its own settings.
-    own = {"include_dashboard": False} if address in (None, "local") else {}
+    given = {"log_to_driver": False, "logging_level": "warning", **options}
+    if address in (None, "local"):
+        # Otherwise Ray would connect to any cluster that it finds on this machine.
+        given |= {"address": "local", "include_dashboard": False}
     try:
         # ray.init would try for minutes if nobody answers.
         host, _, port = str(address).rpartition("://")[2].rpartition(":")
         if host and port.isdigit():
             socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
-        ray.init(**{"log_to_driver": False, "logging_level": "warning", **own, **options})
+        ray.init(**given)
     except (OSError, RuntimeError, ValueError) as error:
         where = "on this machine" if address is None else f"at address {address!r}"
         raise ConfigurationError(f"Ray could not be started or reached {where}: {error}") from error
