@@ -126,8 +126,15 @@ def test_every_example_has_help_and_is_tested(path: Path, run: Callable[..., str
     shown = capsys.readouterr().out
     assert "--steps" in shown
     assert "--seed" in shown
-    others = {"example_eval_memory_saving", "example_eval_memory_loading", "example_train_on_device", "example_vizdoom"}
-    assert path.stem in {*AGENTS, *others}
+    others = {
+        "eval_memory_saving",
+        "eval_memory_loading",
+        "train_on_device",
+        "train_own_loop",
+        "train_recurrent",
+        "vizdoom",
+    }
+    assert path.stem in {*AGENTS, *(f"example_{name}" for name in others)}
 
 
 def test_every_agent_can_be_trained_evaluated_and_watched() -> None:
