@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sb3_extra_buffers.storage import frame_store
+from sb3_extra_buffers.storage import extent_arena
 from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.config import StorageConfig
 from sb3_extra_buffers.storage.extent_arena import ExtentArena
@@ -139,7 +139,7 @@ class TestAnonymousMemory:
 
 @pytest.mark.parametrize("most", [0, 1 << 30])
 def test_a_large_ring_that_is_full_grows_without_moving_bytes(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame_store, "_MOST_BYTES_TO_MOVE", most)
+    monkeypatch.setattr(extent_arena, "_MOST_BYTES_TO_MOVE", most)
     config = StorageConfig.from_arguments("gzip1", None, None, None, None)
     store = ObservationStore(40, 2, (30, 30, 1), np.dtype(np.uint8), config, 1)
     rng, expected = np.random.default_rng(0), np.zeros((40, 2, 30, 30, 1), np.uint8)

@@ -65,11 +65,6 @@ class Arena:
         self.head = start + size
         return start
 
-    @property
-    def bytes_to_move(self) -> int:
-        """How many bytes :meth:`grow` would have to move."""
-        return 0 if self.wrap is None else self.wrap - self.tail
-
     def grow(self, size: int) -> tuple[int, int]:
         """Make room for ``size`` bytes more.
 

@@ -18,7 +18,7 @@ from sb3_extra_buffers.codecs.base import Bytes, Codec, Indices
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.arena import Arena
-from sb3_extra_buffers.storage.extent_arena import ExtentArena
+from sb3_extra_buffers.storage.extent_arena import ExtentArena, ready_to_grow
 from sb3_extra_buffers.storage.gathering import gather_frames
 from sb3_extra_buffers.storage.matching import NewestObservations
 from sb3_extra_buffers.storage.memory import zeros
@@ -27,8 +27,6 @@ from sb3_extra_buffers.storage.stacking import MemoryForm, StackLayout
 _PIECE = 1024
 _MOST_WAITING = 1 << 16
 """No version has had a ring of more frames."""
-_MOST_BYTES_TO_MOVE = 8 << 20
-"""When an arena grows: about 2 ms."""
 
 
 class FrameStore:
@@ -364,8 +362,7 @@ class FrameStore:
             if before - self.arena.live_bytes >= max(size, self.arena.limit // 64):
                 start = self.arena.allocate(size)
         while start is None:
-            if type(self.arena) is Arena and self.arena.bytes_to_move > _MOST_BYTES_TO_MOVE:
-                self.arena = ExtentArena.in_place_of(self.arena)
+            self.arena = ready_to_grow(self.arena)
             boundary, shift = self.arena.grow(size)
             if shift:
                 np.add(self.starts, shift, out=self.starts, where=self.starts >= boundary)
