@@ -15,11 +15,10 @@ from sb3_extra_buffers.errors import ConfigurationError, MissingPackageError, Wo
 
 try:
     import ray
-    from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayActorError, RayTaskError
+    from ray.exceptions import RayError, RayTaskError
 except ImportError as error:
     raise MissingPackageError("Collectors in other processes", "ray", "ray") from error
 
-_DEAD = (RayActorError, ActorDiedError, ActorUnavailableError, ObjectLostError)
 _CONNECT_SECONDS = 8.0
 
 
@@ -77,10 +76,10 @@ class RayTransport(Transport):
         collector = self._waiting.pop(call)
         try:
             return Reply(collector, ray.get(call))
-        except _DEAD as error:
-            return Reply(collector, None, str(error).partition("\n")[0])
         except RayTaskError as error:
             raise WorkerError(f"Collector {collector} raised an error: {error}") from error
+        except RayError as error:  # the process, its node, or what it has sent is gone
+            return Reply(collector, None, str(error).partition("\n")[0])
 
     def restart(self, collector: int, seed: int | None) -> None:
         self._waiting = {call: number for call, number in self._waiting.items() if number != collector}
