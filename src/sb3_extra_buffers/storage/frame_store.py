@@ -235,11 +235,9 @@ class FrameStore:
     def mean_frame_bytes(self) -> npt.NDArray[np.float64]:
         """The mean size of each lane's frames in the arena."""
         group, capacity = self.codec.frames_per_record, self.starts.shape[1]
-        means = np.zeros(self.n_lanes)
-        for lane, (first, end) in enumerate(zip(self.first_records, self.encoded // group, strict=True)):
-            lengths = self.lengths[lane, np.arange(first, end) % capacity]
-            means[lane] = lengths.mean() / group if len(lengths) else 0.0
-        return means
+        lanes, numbers = numbers_from(self.first_records, self.encoded // group - self.first_records)
+        totals: npt.NDArray[Any] = np.bincount(lanes, self.lengths[lanes, numbers % capacity], self.n_lanes)
+        return totals / (group * np.maximum(np.bincount(lanes, minlength=self.n_lanes), 1))
 
     def state(self) -> State:
         references = {"references": self.references} if self._has_references else {}
