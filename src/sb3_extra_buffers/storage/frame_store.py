@@ -234,10 +234,11 @@ class FrameStore:
 
     def mean_frame_bytes(self) -> npt.NDArray[np.float64]:
         """The mean size of each lane's frames in the arena."""
-        group, capacity = self.codec.frames_per_record, self.starts.shape[1]
+        group = self.codec.frames_per_record
         lanes, numbers = numbers_from(self.first_records, self.encoded // group - self.first_records)
-        totals: npt.NDArray[Any] = np.bincount(lanes, self.lengths[lanes, numbers % capacity], self.n_lanes)
-        return totals / (group * np.maximum(np.bincount(lanes, minlength=self.n_lanes), 1))
+        totals = np.bincount(lanes, self.lengths[lanes, numbers % self.starts.shape[1]], self.n_lanes)
+        means: npt.NDArray[np.float64] = totals / (group * np.maximum(np.bincount(lanes, minlength=self.n_lanes), 1))
+        return means
 
     def state(self) -> State:
         references = {"references": self.references} if self._has_references else {}
@@ -343,8 +344,7 @@ class FrameStore:
 
     def _all_references(self) -> Indices:
         stops = self.encoded // self.codec.frames_per_record
-        held = np.fromiter(self.held.values(), dtype=np.int64, count=len(self.held))
-        return np.concatenate([self.references_of(self.first_records, stops), held])
+        return np.append(self.references_of(self.first_records, stops), np.array([*self.held.values()], dtype=np.int64))
 
     def allocate(self, size: int, oldest: Callable[[], Indices]) -> int:
         """Reserve room in the arena and in the index, and return where in the arena it starts."""
