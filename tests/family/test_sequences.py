@@ -140,7 +140,7 @@ def test_sb3s_transitions_become_sequences() -> None:
     for number in range(33):
         add(source, number, done=number % 11 == 10)
     buffer = CompressedSequenceReplayBuffer.from_sb3(source, "cpu", length=4, at_episode_end="stop")
-    batch = buffer.sample(64)
+    batch = buffer.sample(1000)
     assert set(batch.rewards[:, 0].tolist()) == {13, 14, 15, 16, 17, 18, *range(22, 30)}
     assert (batch.rewards.diff(dim=1) == 1).all()
 
