@@ -193,8 +193,9 @@ def test_one_thread_may_add_while_another_samples() -> None:
     assert ((latents == 0) | (latents == numbers)).all()  # never those of a step that was overwritten
 
 
+@pytest.mark.parametrize("n_before", [0, 14])
 @pytest.mark.parametrize("at_episode_end", ["pad", "stop", "cross"])
-def test_an_interrupted_step_is_stored_whole_or_not_at_all(at_episode_end: str) -> None:
+def test_an_interrupted_step_is_stored_whole_or_not_at_all(at_episode_end: str, n_before: int) -> None:
     def filled(n_steps: int) -> Any:
         buffer = make(
             6, 2, cls=CompressedPrioritizedSequenceReplayBuffer, latents={"h": (1,)}, at_episode_end=at_episode_end
@@ -210,14 +211,16 @@ def test_an_interrupted_step_is_stored_whole_or_not_at_all(at_episode_end: str) 
         counters = [index.n_added, index._unbroken.tolist(), index._is_open.tolist()]
         return [buffer.pos, buffer.rewards.tolist(), buffer.episode_steps.tolist(), queues, tree, counters]
 
-    before, after, was_stored = contents(filled(14)), contents(filled(15)), []
+    before, after, was_stored = contents(filled(n_before)), contents(filled(n_before + 1)), []
     for line in range(1, 2000):
-        buffer = filled(14)
-        last = lambda buffer=buffer: add(buffer, 14, True, 2, latents={"h": np.full((2, 1), 14)})  # noqa: E731
+        buffer = filled(n_before)
+        last = lambda buffer=buffer: add(  # noqa: E731
+            buffer, n_before, n_before % 5 == 4, 2, latents={"h": np.full((2, 1), n_before)}
+        )
         if not interrupted(last, line):
             break
         buffer.check()
-        is_stored = bool(buffer.rewards[2, 0] == 14)
+        is_stored = buffer.pos == (n_before + 1) % 6
         was_stored.append(is_stored)
         assert contents(buffer) == (after if is_stored else before)
     assert sum(was_stored) > 5

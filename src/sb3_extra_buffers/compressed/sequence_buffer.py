@@ -170,7 +170,7 @@ class CompressedSequenceReplayBuffer(StepLatents):
     def _commit(self, pos: int, appended: list[tuple[BaseStore, Any]], row: tuple[Any, ...]) -> None:
         super()._commit(pos, appended, row)
         index, previous = self._index, (pos - 1) % self.buffer_size
-        index.undo_step()
+        index.remember_or_undo()
         has_ended = self._has_ended(previous)
         is_gap = ~has_ended
         if index.n_stored and self.detect_gaps:

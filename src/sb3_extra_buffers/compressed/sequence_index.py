@@ -147,7 +147,7 @@ class SequenceIndex:
         """How many steps of each environment have followed one another without a gap."""
         self._is_open: npt.NDArray[np.bool_] = np.zeros(n_envs, dtype=np.bool_)
         """Whether the newest step of an environment may not be the last of its episode."""
-        self._before: tuple[Any, ...] = ()
+        self._before: tuple[Any, ...] | None = None
 
     @property
     def n_stored(self) -> int:
@@ -159,13 +159,16 @@ class SequenceIndex:
         return self.anchors.nbytes + (0 if self.online is None else self.online.nbytes)
 
     def begin_step(self) -> None:
-        """Remember everything, for :meth:`undo_step`."""
-        queues = (self.anchors,) if self.online is None else (self.anchors, self.online)
-        counts = [(queue, queue.removed.copy(), queue.added.copy()) for queue in queues]
-        self._before = counts, self.n_added, self._unbroken.copy(), self._is_open.copy()
+        """A new step: what :meth:`remember_or_undo` remembers of the one before is not needed any more."""
+        self._before = None
 
-    def undo_step(self) -> None:
-        """Go back to where :meth:`begin_step` was called. Doing it twice does no harm."""
+    def remember_or_undo(self) -> None:
+        """Remember everything before a step is added, and go back to that before it is added again."""
+        if self._before is None:
+            queues = (self.anchors,) if self.online is None else (self.anchors, self.online)
+            counts = [(queue, queue.removed.copy(), queue.added.copy()) for queue in queues]
+            self._before = counts, self.n_added, self._unbroken.copy(), self._is_open.copy()
+            return
         counts, self.n_added, unbroken, is_open = self._before
         self._unbroken[:], self._is_open[:] = unbroken, is_open
         for queue, removed, added in counts:
@@ -193,25 +196,24 @@ class SequenceIndex:
                 added += self._close_episode(env, (slot - 1) % self.n_slots, episode_steps)
         self.n_added += 1
         np.add(np.where(is_gap, 0, self._unbroken), 1, out=self._unbroken)
-        if shape.at_episode_end == "cross":
-            is_complete = self._unbroken >= total
-            begins = is_complete & ((self.n_added - total) % shape.stride == 0)
-            ends_online = is_complete & (self._unbroken % total == 0)
-        else:
-            is_complete = now >= total - 1
-            begins = is_complete & ((now.astype(np.int64) - (total - 1)) % shape.stride == 0)
-            ends_online = is_complete & (now % total == total - 1)
-        first = (slot - total + 1) % self.n_slots
-        complete = np.flatnonzero(begins)
-        self.anchors.append(complete, first)
-        added.append(first * self.n_envs + complete)
-        if self.online is not None:
-            self.online.append(np.flatnonzero(ends_online), first)
+        crosses = shape.at_episode_end == "cross"
+        n_steps = self._unbroken if crosses else now.astype(np.int64) + 1  # that follow one another
+        whole = np.flatnonzero(n_steps >= total)
+        if len(whole):
+            first = (slot - total + 1) % self.n_slots
+            begins = whole
+            if shape.stride > 1:
+                numbers = np.full(len(whole), self.n_added) if crosses else n_steps[whole]
+                begins = whole[(numbers - total) % shape.stride == 0]
+            self.anchors.append(begins, first)
+            added.append(first * self.n_envs + begins)
+            if self.online is not None:
+                self.online.append(whole[n_steps[whole] % total == 0], first)
         if shape.at_episode_end == "pad":
             for env in np.flatnonzero(is_end).tolist():
                 added += self._close_episode(env, slot, episode_steps)
         self._is_open[:] = ~is_end.astype(np.bool_)
-        return Changes(slot * self.n_envs + removed, np.concatenate(added))
+        return Changes(slot * self.n_envs + removed, np.concatenate(added) if added else removed[:0])
 
     def _close_episode(self, env: int, slot: int, episode_steps: npt.NDArray[np.uint32]) -> list[Indices]:
         """Let sequences begin that will be padded, because ``slot`` has the last step of an episode.
