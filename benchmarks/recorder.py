@@ -104,7 +104,7 @@ def _record_here(path: Path, name: str, steps: int, n_envs: int) -> None:
         frames = flatten(observations)
         return frames[..., -(frames.shape[-1] // stack) :]
 
-    unfinished = path.with_suffix(".unfinished")
+    unfinished = path.with_suffix(f".{os.getpid()}")  # two processes may record the same at once
     with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED, compresslevel=3) as archive:
         # One step more than asked for: its observations are the successors of the last transition.
         played = play(name, n_envs, steps + 1, env)
