@@ -284,24 +284,28 @@ def encode(
             frame = address(records) + record * record_bytes + i * size
             if record == len(records) - 1 and i == group - 1:
                 frame = address(last_frame)
-            kind, target = PREVIOUS, out_at + at
-            length = _encode_frame(
-                frame, base, reference, size, distances, searched, n_searched, equal, found, steps_at, target, size
-            )
-            from_previous = length
+            target = out_at + at
             changes = _count_changes(frame, reference, size)
-            if i == 0:
-                found[_TAKEN], found[_CHANGED] = found[_TAKEN] + length, found[_CHANGED] + changes
-            limit = length + chain // _CHAIN_SHARE
-            if i > 0 and changes * found[_TAKEN] <= limit * found[_CHANGED]:
-                other_length = _encode_frame(
-                    frame, reference, reference, size, distances, searched, n_searched, equal, found, steps_at,
-                    attempt_at, limit,
+            # What a frame takes is guessed by the number of its changes first, so that most are encoded only once.
+            from_previous = _count_changes(frame, base, size) * found[_TAKEN] // max(found[_CHANGED], 1)
+            spare = chain // _CHAIN_SHARE
+            kind, length = PREVIOUS, size + 1
+            if i == 0 or changes * found[_TAKEN] <= (from_previous + spare) * found[_CHANGED]:
+                kind = PREVIOUS if i == 0 else REFERENCE
+                length = _encode_frame(
+                    frame, reference, reference, size, distances, searched, n_searched, equal, found, steps_at, target,
+                    size,
                 )  # fmt: skip
-                found[_TAKEN], found[_CHANGED] = found[_TAKEN] + other_length, found[_CHANGED] + changes
-                if other_length <= limit:
-                    kind, length = REFERENCE, other_length
-                    copy(target, attempt_at, length)
+                found[_TAKEN], found[_CHANGED] = found[_TAKEN] + length, found[_CHANGED] + changes
+            if i > 0 and length > from_previous + spare:
+                other_length = _encode_frame(
+                    frame, base, reference, size, distances, searched, n_searched, equal, found, steps_at, attempt_at,
+                    size,
+                )  # fmt: skip
+                from_previous = other_length
+                if length > other_length + spare:
+                    kind, length = PREVIOUS, other_length
+                    copy(target, attempt_at, min(length, size))
             if 8 * length > size and _count_changes(frame, zero_at, size) < changes:  # as at the start of an episode
                 other_length = _encode_frame(
                     frame, zero_at, reference, size, distances, searched, n_searched, equal, found, steps_at,
