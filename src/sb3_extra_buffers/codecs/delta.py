@@ -36,7 +36,7 @@ from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
 
 N_SOURCES = 32
-N_FOUND = N_SOURCES + 3
+N_FOUND = N_SOURCES + 5
 LONGEST_SKIP, SKIP_LITERALS = 511, 63
 MATCH_BYTES, LONG_MATCH, MATCH_LITERALS = 3, 31, 31
 LONGEST_MATCH = MATCH_BYTES + LONG_MATCH + 255
@@ -60,8 +60,8 @@ class DeltaCodec(ChainCodec):
         self._given = {} if frames_per_record is None else {"frames_per_record": frames_per_record}
         self.distances = default_distances(frame)
         # What the encoder has found out, to search less: the bytes that matches of each source have saved lately, the
-        # number of records, and the bytes that frames have taken that were made from the reference, and in how many
-        # bytes they differed from it.
+        # number of records; and twice the bytes that frames have taken and in how many bytes they differed from what
+        # they were made from: once for the reference, once for the frame before.
         self._found = np.zeros(N_FOUND, dtype=np.int64)
 
     @property

@@ -49,6 +49,7 @@ _N_SEARCHED = 8
 _CHAIN_SHARE = 8
 """To be decoded on its own, a frame may take this part of the bytes that would have to be decoded before it."""
 _RECORDS, _TAKEN, _CHANGED = N_SOURCES, N_SOURCES + 1, N_SOURCES + 2
+_TAKEN_BY_NEXT, _CHANGED_IN_NEXT = N_SOURCES + 3, N_SOURCES + 4
 
 _header_bytes: Any = njit(header_bytes)
 
@@ -287,7 +288,8 @@ def encode(
             target = out_at + at
             changes = _count_changes(frame, reference, size)
             # What a frame takes is guessed by the number of its changes first, so that most are encoded only once.
-            from_previous = _count_changes(frame, base, size) * found[_TAKEN] // max(found[_CHANGED], 1)
+            changes_in_next = _count_changes(frame, base, size)
+            from_previous = changes_in_next * found[_TAKEN_BY_NEXT] // max(found[_CHANGED_IN_NEXT], 1)
             spare = chain // _CHAIN_SHARE
             kind, length = PREVIOUS, size + 1
             if i == 0 or changes * found[_TAKEN] <= (from_previous + spare) * found[_CHANGED]:
@@ -303,6 +305,8 @@ def encode(
                     size,
                 )  # fmt: skip
                 from_previous = other_length
+                found[_TAKEN_BY_NEXT] += other_length
+                found[_CHANGED_IN_NEXT] += changes_in_next
                 if length > other_length + spare:
                     kind, length = PREVIOUS, other_length
                     copy(target, attempt_at, min(length, size))
