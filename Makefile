@@ -19,11 +19,12 @@ test: $(VENV)/.ready ## Lint, check formatting and types, run the tests
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
-	$(RUN)/pytest -n auto
+	$(RUN)/pytest -n auto --ignore tests/distributed/test_ray.py
 
 # The seed of the histories is the day, so that every day adds some.
 test-more: export OMP_WAIT_POLICY := passive
 test-more: $(VENV)/.ready ## What takes longer: killed processes, five minutes of long histories, whole trainings
+	$(RUN)/pytest tests/distributed/test_ray.py
 	$(RUN)/python -m tests.soak.kill --kills 200
 	$(RUN)/python -m tests.soak.collectors --kills 50
 	$(RUN)/python -m tests.histories.soak --minutes 5 --seed $(or $(SEED),$(shell date +%Y%m%d))
