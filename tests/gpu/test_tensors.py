@@ -134,6 +134,19 @@ def test_observations_by_index(device: str) -> None:
     ours.check()
 
 
+@pytest.mark.parametrize("space", sorted(SPACES.keys() - {"Dict"}))
+def test_observations_that_are_written_by_index_without_a_codec(space: str, device: str) -> None:
+    plain, ours = replay_pair(SPACES[space], device, slots=9, compression_method="none")
+    for transition in recorded(space, 2)[:12]:
+        add(plain, ours, transition, device)
+    for buffer in (plain, ours):
+        buffer.observations[5] = plain.observations[7]
+        buffer.next_observations[2, 1] = plain.observations[7, 0]
+        buffer.observations[np.array([0, 3]), np.array([1, 0])] = plain.observations[6]
+    sample_both(plain, ours, batch_size=20, seed=0)
+    ours.check()
+
+
 def test_records_are_those_of_the_codec(device: str) -> None:
     options = {"compression_kwargs": {"frames_per_record": 1}}
     _, ours = replay_pair(IMAGES, device, compression_method="delta", frame_stack=4, **options)

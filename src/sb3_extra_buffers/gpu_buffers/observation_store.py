@@ -329,19 +329,16 @@ class DenseObservationStore(DeviceStore):
     def write(self, column: int, slot: int, observations: npt.NDArray[Any], lanes: Indices | None = None) -> None:
         with self.lock.held, uninterrupted():
             self._wait()
-            rows = upload(observations, self.device)
-            target = self._target(column, slot)
+            # As bytes: torch cannot assign to an index of every type.
+            rows = upload(observations, self.device).view(th.uint8).view(-1, self._row_bytes)
             if lanes is None:
-                target.copy_(rows)
+                self.values[column, slot].copy_(rows)
             else:
-                target[upload(lanes, self.device)] = rows
+                self.values[column, slot, upload(lanes, self.device)] = rows
             self.slots_used = max(self.slots_used, slot + 1)
             digests = None if self.digests is None else [digests_of(observations)]
             self._place_digests([(column, slot)], digests, lanes)
             self._wait()
-
-    def _target(self, column: int, slot: int) -> th.Tensor:
-        return self.values[column, slot].view(torch_dtype(self.stored_dtype)).view(self._step_shape)
 
     def read_tensors(self, columns: list[int], places: Places, fields: FieldBatch | None = None) -> list[th.Tensor]:
         n = places.n
