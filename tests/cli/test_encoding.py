@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from sb3_extra_buffers.cli import app
 from sb3_extra_buffers.compressed import CompressedDictReplayBuffer
-from tests.cli.commands import run
+from tests.cli.commands import run_program
 from tests.transitions import play
 
 SPACE = spaces.Dict({"ж": spaces.Box(0, 255, (4, 8, 9), np.uint8)})
@@ -23,25 +23,22 @@ COMMANDS = {
     "verify": ("--env", "CartPole-v1", "--steps", 40),
     "methods": (),
     "inspect": ("buffer",),
-    "demo": ("--env", "PongNoFrameskip-v4", "--steps", 24, "--buffer-size", 100),
 }
 
 
 def test_no_command_is_left_out() -> None:
-    assert COMMANDS.keys() | {"cluster-demo"} == app.commands.keys()  # test_cluster_demo.py has that one
+    have_a_file_of_their_own = {"demo", "cluster-demo"}
+    assert COMMANDS.keys() | have_a_file_of_their_own == app.commands.keys()
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_gets_to_its_end(command: str, tmp_path: Path) -> None:
-    if command == "demo":
-        pytest.importorskip("ale_py")
-        pytest.importorskip("cv2")
     if command == "inspect":
         buffer = CompressedDictReplayBuffer(40, SPACE, spaces.Discrete(3), "cpu")
         for transition in islice(play(SPACE, 1), 20):
             buffer.add(*transition)
         buffer.save(tmp_path / "buffer")
-    finished = run(command, *COMMANDS[command], cwd=tmp_path, encoding="cp1252")
+    finished = run_program(command, *COMMANDS[command], cwd=tmp_path, encoding="cp1252")
     assert finished.returncode == 0, finished.stderr
     assert "Traceback" not in finished.stderr
     assert len(finished.stdout.splitlines()) > 1
@@ -50,6 +47,6 @@ def test_every_command_gets_to_its_end(command: str, tmp_path: Path) -> None:
 
 
 def test_an_error_with_other_letters_is_still_told(tmp_path: Path) -> None:
-    finished = run("inspect", "жук", cwd=tmp_path, encoding="cp1252")
+    finished = run_program("inspect", "жук", cwd=tmp_path, encoding="cp1252")
     assert finished.returncode == 2
     assert finished.stderr.startswith("Error: ")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import subprocess
 
 from sb3_extra_buffers.codecs.registry import METHODS
-from tests.cli.commands import COMMAND, run
+from tests.cli.commands import COMMAND, run, run_program
 
 
 def test_every_method_is_listed_with_its_levels() -> None:
@@ -15,7 +15,7 @@ def test_every_method_is_listed_with_its_levels() -> None:
 
 
 def test_what_is_missing_comes_with_the_command_that_installs_it() -> None:
-    printed = run("methods", without=("zstandard", "numba")).stdout
+    printed = run_program("methods", without=("zstandard", "numba")).stdout
     assert [line.split()[:2] for line in printed.splitlines() if line.startswith("zstd ")] == [["zstd", "no"]]
     assert '"zstd" needs a package that is not installed: pip install "sb3-extra-buffers[zstd]"' in printed
     assert '"delta" is many times faster with numba: pip install "sb3-extra-buffers[numba]"' in printed

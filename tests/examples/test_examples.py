@@ -58,10 +58,10 @@ def test_training_evaluating_and_watching(name: str, run: Callable[..., str], tm
     assert video.stat().st_size > 1_000
 
 
-@pytest.mark.parametrize("env", ["corridor", "PongNoFrameskip-v4"])
-def test_a_recurrent_agent(env: str, run: Callable[..., str], tmp_path: Path) -> None:
-    printed = run("example_train_recurrent", "--env", env, "--steps", "130", "--curve", "curve.csv")
-    assert "130 steps and 65 updates" in printed
+@pytest.mark.parametrize(("env", "steps", "updates"), [("corridor", 130, 65), ("PongNoFrameskip-v4", 30, 15)])
+def test_a_recurrent_agent(env: str, steps: int, updates: int, run: Callable[..., str], tmp_path: Path) -> None:
+    printed = run("example_train_recurrent", "--env", env, "--steps", str(steps), "--curve", "curve.csv")
+    assert f"{steps} steps and {updates} updates" in printed
     assert "SB3 would take" in printed
     assert (tmp_path / "curve.csv").read_text().startswith("steps,seconds,mean_return")
     assert len((EXAMPLES / "example_train_recurrent.py").read_text().splitlines()) <= 200
@@ -112,7 +112,7 @@ def test_doom(run: Callable[..., str], tmp_path: Path) -> None:
 @pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
 def test_training_on_the_device(algorithm: str, run: Callable[..., str]) -> None:
     printed = run(
-        "example_train_on_device", "--algo", algorithm, "--steps", "64", "--episodes", "1", "--buffer-size", "99"
+        "example_train_on_device", "--algo", algorithm, "--steps", "32", "--episodes", "1", "--buffer-size", "99"
     )
     assert f"saved as models/{algorithm}_breakout_on_device.zip" in printed
     assert "bricks per game\nafter training" in printed
