@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         GpuRolloutBuffer,
     )
 
-__version__ = "1.0.0.dev0"
+__version__ = "1.0.0rc1"
 
 __all__ = [
     "CompressedDictNStepReplayBuffer",

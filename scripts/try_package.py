@@ -1,0 +1,61 @@
+"""Try an installed package as a new user would: import it, call the command, train, save and load.
+
+`nox --session package` runs this in a clean environment for each extra: `python try_package.py EXTRA`; `""` is none.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from stable_baselines3 import DQN, PPO
+
+from sb3_extra_buffers.compressed import CompressedReplayBuffer, CompressedRolloutBuffer
+
+# What each extra makes importable, where it is not a method.
+MODULES = {
+    "atari": ["ale_py", "cv2", "sb3_extra_buffers.training_utils.atari"],
+    "contrib": ["sb3_contrib", "sb3_extra_buffers.compressed.maskable_buffer"],
+    "extra": ["cv2", "matplotlib", "pandas", "PIL", "pygame", "rich", "tensorboard"],
+    "minari": ["minari", "h5py", "PIL"] if sys.version_info >= (3, 11) else [],
+    "plots": ["matplotlib"],
+    "ray": ["ray", "sb3_extra_buffers.distributed"],
+    "triton": ["triton"] if sys.platform == "linux" else [],
+    "video": ["imageio_ffmpeg"],
+    "vizdoom": ["vizdoom"],
+}
+# A method that each of these extras gives.
+METHODS = {"isal": "igzip1", "lz4": "lz4-frame/1", "numba": "rle-jit", "zstd": "zstd-dict/3", "fast": "zstd-5"}
+
+
+def train(method: str) -> None:
+    model = DQN(
+        "MlpPolicy",
+        "CartPole-v1",
+        buffer_size=2_000,
+        replay_buffer_class=CompressedReplayBuffer,
+        replay_buffer_kwargs={"compression_method": method},
+    )
+    model.learn(500)
+    with TemporaryDirectory() as folder:
+        model.replay_buffer.save(Path(folder) / "buffer.sb3x")
+        assert CompressedReplayBuffer.load(Path(folder) / "buffer.sb3x").size() == model.replay_buffer.size()
+    PPO("MlpPolicy", "CartPole-v1", n_steps=64, rollout_buffer_class=CompressedRolloutBuffer).learn(64)
+
+
+def main() -> None:
+    extra = sys.argv[1]
+    for arguments in (["--help"], ["methods"]):
+        subprocess.run(["sb3-extra-buffers", *arguments], check=True, stdout=subprocess.DEVNULL)
+    train("auto")
+    train(METHODS.get(extra, "gzip1"))
+    for module in MODULES.get(extra, []):
+        import_module(module)
+    print(f"works with {extra or 'no extra'}")
+
+
+if __name__ == "__main__":
+    main()
