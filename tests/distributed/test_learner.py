@@ -7,8 +7,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from sb3_contrib import QRDQN, TQC
-from stable_baselines3 import DQN, PPO, SAC, TD3
+from sb3_contrib import ARS, QRDQN, TQC
+from stable_baselines3 import DQN, SAC, TD3
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from sb3_extra_buffers.compressed import CompressedNStepReplayBuffer, CompressedReplayBuffer, PrioritizedDQN
 from sb3_extra_buffers.compressed.prioritized_buffer import CompressedPrioritizedReplayBuffer
 from sb3_extra_buffers.distributed import ShardedReplayBuffer, distributed
-from sb3_extra_buffers.distributed import algorithm as algorithm_module
+from sb3_extra_buffers.distributed import learner as learner_module
 from sb3_extra_buffers.distributed.transport import LocalTransport, Reply
 from sb3_extra_buffers.errors import ArgumentError, ConfigurationError, WorkerError
 
@@ -199,7 +199,7 @@ def test_weights_reach_the_collectors() -> None:
             return True
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(algorithm_module, "LocalTransport", lambda: transport)
+        patch.setattr(learner_module, "LocalTransport", lambda: transport)
         model.learn(300, callback=Compare())
         assert model._n_updates > 20
     assert max(differences[:40]) == 0  # nothing was learnt yet
@@ -229,7 +229,7 @@ class DyingTransport(LocalTransport):
 
 def test_a_collector_that_dies_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     transport = DyingTransport()
-    monkeypatch.setattr(algorithm_module, "LocalTransport", lambda: transport)
+    monkeypatch.setattr(learner_module, "LocalTransport", lambda: transport)
     model = make()
     model.learn(600)
     assert len(transport.restarts) > 3
@@ -245,7 +245,7 @@ def test_a_collector_that_dies_is_started_again(monkeypatch: pytest.MonkeyPatch)
 def test_a_collector_that_always_dies_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     transport = DyingTransport()
     transport.every = 1
-    monkeypatch.setattr(algorithm_module, "LocalTransport", lambda: transport)
+    monkeypatch.setattr(learner_module, "LocalTransport", lambda: transport)
     with pytest.raises(WorkerError, match=r"died 5 times.*killed"):
         make().learn(100)
 
@@ -260,7 +260,7 @@ def test_a_damaged_segment_is_lost_and_nothing_else(monkeypatch: pytest.MonkeyPa
             return replies
 
     transport = Damaging()
-    monkeypatch.setattr(algorithm_module, "LocalTransport", lambda: transport)
+    monkeypatch.setattr(learner_module, "LocalTransport", lambda: transport)
     model = make()
     model.learn(300)
     assert transport.restarts
@@ -320,4 +320,4 @@ def test_episodes_as_train_freq_and_other_algorithms_are_errors() -> None:
     with pytest.raises(ConfigurationError, match="in steps"):
         make(train_freq=(1, "episode")).learn(10)
     with pytest.raises(ConfigurationError, match="off-policy"):
-        distributed(PPO)  # type: ignore[arg-type]
+        distributed(ARS)

@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from stable_baselines3 import DQN
+from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.callbacks import BaseCallback
 
 from sb3_extra_buffers.distributed import distributed
@@ -70,6 +70,20 @@ def test_collectors_on_a_cluster_are_replaced_when_they_die(cluster: Any) -> Non
         later, now = part.observations[1 : part.size()], part.next_observations[: part.size() - 1]
         continued = (np.asarray(later) == np.asarray(now)).all(axis=-1)
         assert (continued | ((part.dones + part.timeouts)[: part.size() - 1] > 0)).all()
+
+
+def test_rollouts_on_a_cluster_are_those_of_sb3(cluster: Any) -> None:
+    """With one collector. It dies in later iterations: with two, whatever is missing is collected again."""
+    given = {"seed": 1, "n_steps": 32, "batch_size": 16, "n_epochs": 2, "device": "cpu", "policy_kwargs": dict(NETWORK)}
+    expected = PPO("MlpPolicy", "CartPole-v1", **given).learn(128)
+    ours = distributed(PPO)("MlpPolicy", "CartPole-v1", collectors={"n": 1}, **given).learn(128)
+    for left, right in zip(expected.policy.parameters(), ours.policy.parameters(), strict=True):
+        assert (left == right).all()
+    model = distributed(PPO)("MlpPolicy", "CartPole-v1", collectors={"n": 2}, **given)
+    model.learn(512, callback=KillNowAndThen(at=(20, 33, 70)))
+    assert model.num_timesteps == 512
+    assert model.rollout_buffer.full
+    assert model.collector_statistics.n_deaths == 3
 
 
 def test_an_error_of_the_environment_reaches_the_learner(cluster: Any) -> None:

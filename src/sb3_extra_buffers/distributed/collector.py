@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,14 +12,14 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 import torch as th
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
-from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
 from sb3_extra_buffers.errors import ConfigurationError
 
 Weights = dict[str, npt.NDArray[Any]]
@@ -30,16 +31,13 @@ _EPISODE_KEYS = ("r", "l", "t")
 class CollectorPlan(NamedTuple):
     """All that is needed to create a collector, in any process."""
 
-    algorithm: type[OffPolicyAlgorithm]
+    algorithm: type[BaseAlgorithm]
     arguments: dict[str, Any]
-    """Of the algorithm, without its environment and its buffer."""
+    """Of the algorithm, without its environment. Its buffer is a small one that can export segments."""
     make_env: MakeEnv
     n_envs: int
     n_steps: int
-    """Of a segment."""
-    learning_starts: int
-    buffer_class: type[CompressedReplayBuffer]
-    buffer_options: dict[str, Any]
+    """Of a segment, or of a rollout."""
 
 
 class Request(NamedTuple):
@@ -64,12 +62,10 @@ class Collector:
             "device": "cpu",
             "verbose": 0,
             "tensorboard_log": None,
-            "buffer_size": 2 * plan.n_steps * plan.n_envs,
-            "replay_buffer_class": plan.buffer_class,
-            "replay_buffer_kwargs": plan.buffer_options,
-            "optimize_memory_usage": False,
         }
-        self.model = plan.algorithm(env=env, **arguments)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # those that concern training, which does not happen here
+            self.model = plan.algorithm(env=env, **arguments)
         self.version = -1
         self._steps = _Steps()
         _, self._callback = self.model._setup_learn(1, self._steps)
@@ -91,16 +87,15 @@ class Collector:
             model.exploration_rate = model.exploration_schedule(model._current_progress_remaining)
         self._steps.episodes = []
         self._steps.n_steps = 0
-        buffer: Any = model.replay_buffer
-        model.collect_rollouts(
-            model.env,
-            self._callback,
-            TrainFreq(plan.n_steps, TrainFrequencyUnit.STEP),
-            buffer,
-            model.action_noise,
-            plan.learning_starts,
-            None,
-        )
+        if isinstance(self.model, OnPolicyAlgorithm):
+            buffer: Any = model.rollout_buffer
+            model.collect_rollouts(model.env, self._callback, buffer, plan.n_steps)
+        else:
+            buffer = model.replay_buffer
+            steps = TrainFreq(plan.n_steps, TrainFrequencyUnit.STEP)
+            model.collect_rollouts(
+                model.env, self._callback, steps, buffer, model.action_noise, model.learning_starts, None
+            )
         segment = buffer.export_segment(policy_version=max(self.version, 0), extra={"episodes": self._steps.episodes})
         return np.frombuffer(segment, dtype=np.uint8)
 
@@ -122,7 +117,9 @@ class _Steps(BaseCallback):
             if done:
                 episode = {key: float(info["episode"][key]) for key in _EPISODE_KEYS} if "episode" in info else None
                 success = float(info["is_success"]) if "is_success" in info else None
-                self.episodes.append([self.n_steps, env, episode, success])
+                # On-policy algorithms add the value of what would have followed to the last reward.
+                reward = float(self.locals["rewards"][env])
+                self.episodes.append([self.n_steps, env, reward, episode, success])
         self.n_steps += 1
         return True
 
@@ -146,14 +143,14 @@ _ACTING = ("q_net", "quantile_net", "actor")
 """The networks that choose actions, in the algorithms that this is for."""
 
 
-def weights_of(model: OffPolicyAlgorithm) -> Weights:
+def weights_of(model: BaseAlgorithm) -> Weights:
     """The parameters that a collector needs to act."""
     state = model.policy.state_dict()
     acting = {name: value for name, value in state.items() if name.split(".", maxsplit=1)[0] in _ACTING}
     return {name: value.detach().cpu().numpy() for name, value in (acting or state).items()}
 
 
-def load_weights(model: OffPolicyAlgorithm, weights: Weights) -> None:
+def load_weights(model: BaseAlgorithm, weights: Weights) -> None:
     own = model.policy.state_dict()
     with th.no_grad():
         for name, value in weights.items():

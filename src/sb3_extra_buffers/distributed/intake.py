@@ -7,15 +7,16 @@ nor the network holds more than a bounded number of segments.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from sb3_extra_buffers.distributed.buffer import ShardedReplayBuffer
 from sb3_extra_buffers.distributed.collector import CollectorPlan, Request, Weights
 from sb3_extra_buffers.distributed.transport import Reply, Transport
 from sb3_extra_buffers.errors import CorruptDataError, WorkerError
@@ -34,6 +35,12 @@ class Step(NamedTuple):
     rewards: npt.NDArray[np.float32]
     dones: npt.NDArray[np.bool_]
     infos: list[dict[str, Any]]
+
+
+def joined(steps: Sequence[Step]) -> Step:
+    """The same step of several collectors as one step of all their environments."""
+    rewards, dones, infos = zip(*steps, strict=True)
+    return Step(np.concatenate(rewards), np.concatenate(dones), list(itertools.chain(*infos)))
 
 
 class Statistics:
@@ -74,10 +81,14 @@ class Statistics:
 class Intake:
     """Asks collectors for segments and appends them to the buffer.
 
+    :param buffer: Has a part for each collector.
     :param ahead: The most requests that each collector has at a time.
+    :param starts: How often each collector was started before. It is updated.
     """
 
-    def __init__(self, transport: Transport, buffer: ShardedReplayBuffer, seed: int | None, ahead: int = 2) -> None:
+    def __init__(
+        self, transport: Transport, buffer: Any, seed: int | None, ahead: int = 2, starts: list[int] | None = None
+    ) -> None:
         self.transport, self.buffer = transport, buffer
         self._seed, self._ahead = seed, ahead
         n = len(buffer.parts)
@@ -87,19 +98,20 @@ class Intake:
         self._sent_versions = [-1] * n
         """The weights that each collector was last sent."""
         self._credits = [ahead] * n
-        self._starts = [0] * n
+        self._starts = [0] * n if starts is None else starts
         self._failures = [0] * n
-        self._steps: deque[Step | int] = deque()
-        """Steps that arrived, and after the last one of a segment, the collector that gets a new credit."""
+        self._segments: deque[tuple[int, deque[Step]]] = deque()
+        """Collectors and the steps of theirs that were not consumed yet. After the last one, there is a new credit."""
 
     @property
     def n_waiting(self) -> int:
         """Steps that have arrived and were not consumed yet."""
-        return sum(isinstance(step, Step) for step in self._steps)
+        return sum(len(steps) for _, steps in self._segments)
 
-    def start(self, plan: CollectorPlan, weights: Weights) -> None:
+    def start(self, plan: CollectorPlan) -> None:
+        """Start all collectors. They work after :meth:`publish`, when there is a request."""
+        self._n_envs = plan.n_envs
         self.transport.start(plan, [self._next_seed(index) for index in range(len(self._starts))])
-        self.publish(weights)
 
     def publish(self, weights: Weights) -> None:
         """New weights, which collectors get with their next request."""
@@ -109,31 +121,39 @@ class Intake:
         self.statistics.seconds_publishing += time.monotonic() - began
 
     def next_step(self, num_timesteps: int, total_timesteps: int) -> Step:
-        """The next step. Waits until one has arrived."""
+        """The next step of any collector. Waits until one has arrived."""
+        self._wait(num_timesteps, total_timesteps, lambda: any(steps for _, steps in self._segments))
+        while not self._segments[0][1]:
+            self._credits[self._segments.popleft()[0]] += 1
+        return self._segments[0][1].popleft()
+
+    def next_rollout(self, num_timesteps: int, total_timesteps: int) -> list[deque[Step]]:
+        """The steps of one segment of each collector. Waits until all have arrived.
+
+        If a collector dies, its successor collects its part again, with the same weights.
+        """
+        self._wait(num_timesteps, total_timesteps, lambda: len(self._segments) == len(self._starts))
+        rollout = dict(self._segments)
+        self._segments.clear()
+        self._credits = [1] * len(rollout)
+        return [rollout[collector] for collector in range(len(rollout))]
+
+    def _wait(self, num_timesteps: int, total_timesteps: int, is_done: Callable[[], bool]) -> None:
         request = Request(num_timesteps, total_timesteps, self.version)
         self._spend_credits(request)
         began = said = time.monotonic()
         while True:
-            for reply in self.transport.replies(0.0 if self._has_steps() else 1.0):
+            for reply in self.transport.replies(0.0 if is_done() else 1.0):
                 self._take(reply)
             self._spend_credits(request)
-            if self._has_steps():
+            if is_done():
                 break
             now = time.monotonic()
             if now - said > _SAY_AFTER:
-                logger.warning(
-                    "Waiting for a segment of any of %d collectors since %.0f s", len(self._starts), now - began
-                )
+                missing = sorted(set(range(len(self._starts))).difference(collector for collector, _ in self._segments))
+                logger.warning("Waiting for segments of collectors %s since %.0f s", missing, now - began)
                 said = now
         self.statistics.seconds_waited += time.monotonic() - began
-        while isinstance(self._steps[0], int):
-            self._credits[self._steps.popleft()] += 1  # type: ignore[index]  # just checked
-        step = self._steps.popleft()
-        assert isinstance(step, Step)
-        return step
-
-    def _has_steps(self) -> bool:
-        return any(isinstance(step, Step) for step in self._steps)
 
     def _spend_credits(self, request: Request) -> None:
         for collector, credits in enumerate(self._credits):
@@ -164,13 +184,13 @@ class Intake:
         statistics.staleness = self.version - (info.policy_version or 0)
         slots = (first + np.arange(info.n_steps)) % part.buffer_size
         infos: list[list[dict[str, Any]]] = [[{} for _ in range(part.n_envs)] for _ in slots]
-        for step, env, episode, success in info.extra.get("episodes", []):
+        rewards = part._field_rows("rewards", slots)
+        dones = np.zeros((info.n_steps, part.n_envs), np.bool_)
+        for step, env, reward, episode, success in info.extra.get("episodes", []):
+            rewards[step, env], dones[step, env] = reward, True
             infos[step][env] |= {} if episode is None else {"episode": episode}
             infos[step][env] |= {} if success is None else {"is_success": success}
-        rewards, dones = (part._field_rows(name, slots) for name in ("rewards", "dones"))
-        for step, step_infos in enumerate(infos):
-            self._steps.append(Step(rewards[step], dones[step] > 0, step_infos))
-        self._steps.append(collector)
+        self._segments.append((collector, deque(map(Step, rewards, dones, infos))))
 
     def _replace(self, collector: int, reason: str) -> None:
         """Start a collector again. Its new steps begin new episodes in the buffer."""
@@ -185,14 +205,18 @@ class Intake:
         logger.warning("Collector %d died and is started again: %s", collector, reason)
         self.transport.restart(collector, self._next_seed(collector))
         self._sent_versions[collector] = -1
-        self._credits[collector] = self._ahead - sum(waiting == collector for waiting in self._steps)
+        self._credits[collector] = self._ahead - sum(waiting == collector for waiting, _ in self._segments)
 
     def _next_seed(self, collector: int) -> int | None:
-        """Every collector has a seed of its own, and another one each time it is started."""
+        """The environments of all collectors have the seeds that SB3 gives to those of one VecEnv.
+
+        A collector that is started again has other ones, so that it does not repeat what was collected before.
+        """
+        n_starts = self._starts[collector]
         self._starts[collector] += 1
         if self._seed is None:
             return None
-        return (self._seed + 1009 * (collector + 1) + 100_003 * self._starts[collector]) % (1 << 31)
+        return (self._seed + self._n_envs * collector + 100_003 * n_starts) % (1 << 31)
 
     def stop(self) -> None:
         self.transport.stop()

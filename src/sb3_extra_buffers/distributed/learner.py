@@ -1,0 +1,127 @@
+"""What all learners have in common: their options, and the start and end of their collectors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+import gymnasium as gym
+from stable_baselines3.common.base_class import BaseAlgorithm
+
+from sb3_extra_buffers.distributed.collector import CollectorPlan
+from sb3_extra_buffers.distributed.intake import Intake, Statistics
+from sb3_extra_buffers.distributed.transport import LocalTransport, Transport
+from sb3_extra_buffers.errors import ArgumentError, ConfigurationError
+
+_DEFAULTS: dict[str, Any] = {
+    "n": 2,
+    "envs": 1,
+    "make_env": None,
+    "segment_steps": 32,
+    "ahead": 2,
+    "samples_per_insert": None,
+    "sync_every": 100,
+    "algorithm_kwargs": None,
+    "buffer_kwargs": None,
+    "actor_options": None,
+    "in_process": False,
+}
+_OF_LEARNER = ("policy", "env", "collectors", "ray", "_init_setup_model")
+
+
+class Learner(BaseAlgorithm):
+    """What ``distributed()`` adds to every algorithm."""
+
+    collectors: dict[str, Any] | None
+    _algorithm: type[BaseAlgorithm]
+    _unused_options: ClassVar[tuple[str, ...]] = ()
+    """Options of collectors that the algorithm has no use for."""
+
+    def __init__(
+        self,
+        policy: Any,
+        env: Any,
+        *args: Any,
+        collectors: Mapping[str, Any] | None = None,
+        ray: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        bound = inspect.signature(self._algorithm.__init__).bind_partial(None, policy, env, *args, **kwargs).arguments
+        given = {name: value for name, value in list(bound.items())[1:] if name not in _OF_LEARNER}
+        self.ray = dict(ray or {})
+        self.collectors = None if collectors is None else self._checked(collectors, env)
+        # SB3 changes policy_kwargs.
+        self._collector_arguments = {**given, "policy": policy, "policy_kwargs": dict(given.get("policy_kwargs") or {})}
+        self._collector_starts = [0] * (self.collectors["n"] if self.collectors else 0)
+        """How often each collector was started. Its seed depends on it, so that no collector repeats an earlier one."""
+        self._intake: Intake | None = None
+        self.collector_statistics: Statistics | None = None
+        """Of the current or the last call of ``learn``."""
+        super().__init__(policy, env, *args, **kwargs)
+
+    def _checked(self, collectors: Mapping[str, Any], env: Any) -> dict[str, Any]:
+        allowed = [name for name in _DEFAULTS if name not in self._unused_options]
+        if unknown := sorted(collectors.keys() - set(allowed)):
+            raise ArgumentError(
+                f"collectors has no option {unknown[0]!r} for {self._algorithm.__name__}. "
+                f"There are: {', '.join(allowed)}."
+            )
+        options = {**_DEFAULTS, **collectors}
+        for name in ("n", "envs", "segment_steps", "ahead", "sync_every"):
+            if not isinstance(options[name], int) or options[name] < 1:
+                raise ConfigurationError(f"{name} of collectors must be a number from 1 on, not {options[name]!r}.")
+        ratio = options["samples_per_insert"]
+        if ratio is not None and not ratio > 0:
+            raise ConfigurationError(f"samples_per_insert must be above 0, not {ratio!r}.")
+        if options["make_env"] is None:
+            if not isinstance(env, str):
+                raise ConfigurationError(
+                    "Collectors need a function that makes their environments: pass make_env in collectors."
+                )
+            options["make_env"] = partial(gym.make, env)
+        return options
+
+    def _refuse_normalization(self) -> None:
+        if self._vec_normalize_env is not None:
+            raise ConfigurationError(
+                "Collectors have environments of their own, so the statistics of a VecNormalize of the learner "
+                "would not change. Normalize observations in make_env."
+            )
+
+    def learn(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().learn(*args, **kwargs)  # type: ignore[safe-super]  # the algorithm's
+        finally:
+            if self._intake is not None:
+                self._intake.stop()
+                self._intake = None
+
+    def _start_intake(self, buffer: Any, plan: CollectorPlan, ahead: int) -> Intake:
+        """Start the collectors.
+
+        :param buffer: Where segments go: ``buffer.parts`` has one part for each collector.
+        """
+        assert self.collectors is not None
+        transport: Transport
+        if self.collectors["in_process"]:
+            transport = LocalTransport()
+        else:
+            from sb3_extra_buffers.distributed.ray_transport import RayTransport
+
+            transport = RayTransport(self.ray, self.collectors["actor_options"])
+        self._intake = intake = Intake(transport, buffer, self.seed, ahead, self._collector_starts)
+        self.collector_statistics = intake.statistics
+        intake.start(plan)
+        return intake
+
+    def _record_collectors(self) -> None:
+        """What has happened on the way, as scalars for the logger."""
+        if self._intake is not None:
+            for name, value in self._intake.statistics.scalars().items():
+                self.logger.record(f"collectors/{name}", value)
+            self.logger.record("collectors/steps_waiting", self._intake.n_waiting)
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "_intake"]

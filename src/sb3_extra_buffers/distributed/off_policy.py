@@ -1,0 +1,124 @@
+"""Off-policy algorithms as learners: they train while collectors send segments to their replay buffer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.type_aliases import RolloutReturn, TrainFreq, TrainFrequencyUnit
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_extra_buffers.compressed.prioritized_buffer import (
+    CompressedDictPrioritizedReplayBuffer,
+    CompressedPrioritizedReplayBuffer,
+)
+from sb3_extra_buffers.compressed.replay_buffer import CompressedDictReplayBuffer, CompressedReplayBuffer
+from sb3_extra_buffers.distributed.buffer import ShardedReplayBuffer
+from sb3_extra_buffers.distributed.collector import CollectorPlan, weights_of
+from sb3_extra_buffers.distributed.learner import Learner
+from sb3_extra_buffers.errors import ConfigurationError
+
+
+class OffPolicyLearner(Learner, OffPolicyAlgorithm):
+    """What ``distributed()`` adds to an off-policy algorithm."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._steps_due = 0.0
+        self._published_at = 0
+        super().__init__(*args, **kwargs)
+
+    def _setup_model(self) -> None:
+        if self.collectors is not None:
+            if self.replay_buffer_class is None:
+                self.replay_buffer_class = ShardedReplayBuffer
+            if not issubclass(self.replay_buffer_class, ShardedReplayBuffer):
+                raise ConfigurationError(
+                    "Collectors need replay_buffer_class=ShardedReplayBuffer, not "
+                    f"{self.replay_buffer_class.__name__}. Pass that class as buffer_class in replay_buffer_kwargs."
+                )
+            self._refuse_normalization()
+            self.n_envs = self.collectors["envs"]
+            self.replay_buffer_kwargs = {**self.replay_buffer_kwargs, "parts": self.collectors["n"]}
+        super()._setup_model()
+
+    def _plan(self) -> CollectorPlan:
+        options, buffer = self.collectors, self.replay_buffer
+        assert options is not None
+        assert isinstance(buffer, ShardedReplayBuffer)
+        of_buffer = ("buffer_size", "replay_buffer_class", "replay_buffer_kwargs", "optimize_memory_usage", "n_steps")
+        arguments = {
+            **{name: value for name, value in self._collector_arguments.items() if name not in of_buffer},
+            **(options["algorithm_kwargs"] or {}),
+            "buffer_size": 2 * options["segment_steps"] * options["envs"],
+            "replay_buffer_class": _collector_buffer_class(buffer),
+            "replay_buffer_kwargs": dict(options["buffer_kwargs"] or {}),
+            "learning_starts": self.learning_starts,
+        }
+        return CollectorPlan(self._algorithm, arguments, options["make_env"], options["envs"], options["segment_steps"])
+
+    def collect_rollouts(
+        self,
+        env: VecEnv,
+        callback: BaseCallback,
+        train_freq: TrainFreq,
+        replay_buffer: Any,
+        action_noise: Any = None,
+        learning_starts: int = 0,
+        log_interval: int | None = None,
+    ) -> RolloutReturn:
+        if self.collectors is None:
+            return super().collect_rollouts(
+                env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
+            )
+        self.policy.set_training_mode(False)
+        is_new = self._intake is None
+        intake = self._intake or self._start_intake(replay_buffer, self._plan(), self.collectors["ahead"])
+        if is_new or self._n_updates - self._published_at >= self.collectors["sync_every"]:
+            intake.publish(weights_of(self))
+            self._published_at = self._n_updates
+        callback.on_rollout_start()
+        n_steps = n_episodes = 0
+        self._steps_due += self._steps_per_training(train_freq)
+        while self._steps_due >= 1:
+            self._steps_due -= 1
+            step = intake.next_step(self.num_timesteps, self._total_timesteps)
+            self.num_timesteps += self.n_envs
+            n_steps += 1
+            callback.update_locals({"self": self, "infos": step.infos, "dones": step.dones, "rewards": step.rewards})
+            if not callback.on_step():
+                return RolloutReturn(n_steps * self.n_envs, n_episodes, continue_training=False)
+            self._update_info_buffer(step.infos, step.dones)
+            self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
+            self._on_step()
+            for _ in range(int(step.dones.sum())):
+                n_episodes += 1
+                self._episode_num += 1
+                if log_interval is not None and self._episode_num % log_interval == 0:
+                    self.dump_logs()
+        callback.on_rollout_end()
+        return RolloutReturn(n_steps * self.n_envs, n_episodes, continue_training=True)
+
+    def _steps_per_training(self, train_freq: TrainFreq) -> float:
+        """How many steps are consumed before the model is trained again."""
+        assert self.collectors is not None
+        if train_freq.unit != TrainFrequencyUnit.STEP:
+            raise ConfigurationError("Collectors need a train_freq in steps, not in episodes.")
+        ratio = self.collectors["samples_per_insert"]
+        if ratio is None or self.num_timesteps < self.learning_starts:
+            return float(train_freq.frequency)
+        gradient_steps = self.gradient_steps if self.gradient_steps > 0 else train_freq.frequency * self.n_envs
+        return float(self.batch_size * gradient_steps / ratio / self.n_envs)
+
+    def dump_logs(self) -> None:
+        self._record_collectors()
+        super().dump_logs()
+
+
+def _collector_buffer_class(buffer: ShardedReplayBuffer) -> type[CompressedReplayBuffer]:
+    """The simplest class with which the algorithm can be created."""
+    is_dict = isinstance(buffer.observation_space, spaces.Dict)
+    if isinstance(buffer.parts[0], CompressedPrioritizedReplayBuffer):
+        return CompressedDictPrioritizedReplayBuffer if is_dict else CompressedPrioritizedReplayBuffer
+    return CompressedDictReplayBuffer if is_dict else CompressedReplayBuffer
