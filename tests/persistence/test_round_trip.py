@@ -15,6 +15,7 @@ from gymnasium import spaces
 from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_extra_buffers import parallel
+from sb3_extra_buffers.codecs import none
 from sb3_extra_buffers.compressed import CompressedReplayBuffer, CompressedRolloutBuffer
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError, SaveError
@@ -170,6 +171,27 @@ def test_mapped(method: str, tmp_path: Path) -> None:
     before = path.read_bytes()
     check_twins(buffer, twin, more)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+def test_raw_records_of_an_earlier_version(mmap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They had fewer frames, and files did not say how many. Other buffers must be able to read segments of it."""
+    space, path = spaces.Box(0, 255, (2, 64, 64), np.uint8), tmp_path / "buffer"
+    with monkeypatch.context() as earlier:
+        earlier.setattr(none, "_RECORD_BYTES", none._RECORD_BYTES_OF_DEV0)
+        earlier.setattr(none.NoneCodec, "state", lambda codec: {})
+        buffer, more = filled("CompressedReplayBuffer", 90, space=space, compression_method="none", frame_stack=None)
+        buffer.save(path)
+    twin = CompressedReplayBuffer.load(path, "cpu", mmap=mmap)
+    codec = twin._stores[""].codec
+    assert codec.frames_per_record < none.NoneCodec(codec.frame).frames_per_record
+    other = make("CompressedReplayBuffer", space=space, compression_method="none", frame_stack=None)
+    other.ingest_segment(twin.export_segment())
+    for name, values in next(twin.to_numpy()).items():
+        np.testing.assert_array_equal(next(other.to_numpy())[name], values)
+    check_twins(buffer, twin, more)
+    twin.check()
+    check_twins(buffer, saved_and_loaded(twin, tmp_path / "again"), more)
 
 
 def test_a_mapped_buffer_can_be_saved_to_the_file_it_is_mapped_from(tmp_path: Path) -> None:

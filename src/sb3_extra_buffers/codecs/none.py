@@ -6,8 +6,11 @@ import numpy as np
 
 from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Codec, Encoded, FrameSpec, Indices
 from sb3_extra_buffers.errors import CorruptDataError
+from sb3_extra_buffers.state import SavedState, State
 
-_RECORD_BYTES = 1 << 14
+_RECORD_BYTES = 1 << 17
+_RECORD_BYTES_OF_DEV0 = 1 << 14
+_MOST_FRAMES = 64
 
 
 class NoneCodec(Codec):
@@ -18,8 +21,11 @@ class NoneCodec(Codec):
 
     def __init__(self, frame: FrameSpec) -> None:
         super().__init__(frame)
-        # Several small frames make a record, so that the index and the work per record stay small.
-        self.frames_per_record = max(1, min(64, _RECORD_BYTES // frame.nbytes))
+        # Several frames make a record, so that the index and the work per record stay small.
+        self.frames_per_record = self._frames_in(_RECORD_BYTES)
+
+    def _frames_in(self, n_bytes: int) -> int:
+        return max(1, min(_MOST_FRAMES, n_bytes // self.frame.nbytes))
 
     @property
     def min_encoded_size(self) -> int:
@@ -27,9 +33,20 @@ class NoneCodec(Codec):
 
     def encode(self, records: Bytes, lanes: Indices) -> Encoded:
         n = len(records)
-        return Encoded(records.reshape(-1).copy(), np.full(n, self.record_bytes), np.full(n, NO_REFERENCE))
+        return Encoded(records.reshape(-1), np.full(n, self.record_bytes), np.full(n, NO_REFERENCE))
 
     def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
         if (lengths != self.record_bytes).any() or (starts < 0).any() or (starts + lengths > len(data)).any():
             raise CorruptDataError(f"A raw record does not have {self.record_bytes} bytes inside the store.")
         out[:] = np.lib.stride_tricks.sliding_window_view(data, self.record_bytes)[starts]
+
+    def state(self) -> State:
+        return {"frames_per_record": self.frames_per_record}
+
+    def restore(self, state: SavedState) -> None:
+        # Version 1.0.0.dev0 had smaller records, and did not save their size.
+        frames_per_record = self._frames_in(_RECORD_BYTES_OF_DEV0)
+        if state.has("frames_per_record"):
+            frames_per_record = state.integer("frames_per_record", 1, _MOST_FRAMES)
+        self.has_portable_records = frames_per_record == self._frames_in(_RECORD_BYTES)
+        self.frames_per_record = frames_per_record

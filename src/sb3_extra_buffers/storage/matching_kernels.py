@@ -64,19 +64,26 @@ def _extract(observation: Bytes, frame: Bytes, pixels: int, period: int, offset:
         shift = np.uint32(8 * offset)
         for pixel in range(pixels):
             frame[pixel] = np.uint8((words[pixel] >> shift) & np.uint32(255))
+    elif period == 3 and chunk == 3 and item == 1:  # the same for one RGB image
+        red, green, blue = frame[:pixels], frame[pixels : 2 * pixels], frame[2 * pixels : 3 * pixels]
+        for unsigned in range(np.uint64(pixels)):
+            at = np.uint64(3) * unsigned
+            red[unsigned] = observation[at]
+            green[unsigned] = observation[at + np.uint64(1)]
+            blue[unsigned] = observation[at + np.uint64(2)]
     elif item == 1:
         for channel in range(chunk):
             plane = frame[channel * pixels : (channel + 1) * pixels]
             for pixel in range(pixels):
                 plane[pixel] = observation[pixel * period + offset + channel]
     else:
-        at = 0
+        to = 0
         for channel in range(chunk // item):
             for pixel in range(pixels):
                 source_at = pixel * period + offset + channel * item
                 for byte in range(item):
-                    frame[at] = observation[source_at + byte]
-                    at += 1
+                    frame[to] = observation[source_at + byte]
+                    to += 1
 
 
 @njit(nogil=True, cache=True)
