@@ -33,14 +33,17 @@ def short_histories(buffer: str) -> list[Name]:
 
 
 def segment_histories(buffer: str) -> list[Name]:
-    """Histories in some worlds, whose steps arrive in segments: for every third method, other ones for each class."""
+    """Histories in some worlds, whose steps arrive in segments.
+
+    Each class has a third of the methods, other ones than the class before it; ``CompressedReplayBuffer`` has all.
+    """
     worlds, methods = worlds_of(buffer), methods_of(buffer)
     pictures = [world for world in worlds if world in PICTURES] or worlds
     shift = BUFFERS.index(buffer)
     names = [
         Name(buffer, method, pictures[(i + shift) % len(pictures)], STEPS + (method in LEARNING) * 200, 10)
         for i, method in enumerate(methods)
-        if (i + shift) % 3 == 0
+        if (i + shift) % 3 == 0 or buffer == "CompressedReplayBuffer"
     ]
     vectors = [world for world in worlds if world in VECTORS] or worlds[:1]
     return [*names, *(Name(buffer, AUTO, world, STEPS, 11) for world in vectors)]
