@@ -116,8 +116,8 @@ class SavedState:
 
     def number(self, name: str) -> float:
         value: Any = self._plain.get(name)
-        if type(value) not in (int, float):
-            raise self.error(name, f"must be a number, not {value!r}")
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise self.error(name, f"must be a finite number, not {value!r}")
         return float(value)
 
     def boolean(self, name: str) -> bool:

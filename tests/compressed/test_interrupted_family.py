@@ -5,14 +5,20 @@ With one slot per environment the position never moves, so it cannot tell whethe
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import numpy as np
+import pytest
 from stable_baselines3.common.buffers import ReplayBuffer
 
-from sb3_extra_buffers.compressed import CompressedHerReplayBuffer, CompressedPrioritizedReplayBuffer
+from sb3_extra_buffers.compressed import (
+    CompressedHerReplayBuffer,
+    CompressedPrioritizedReplayBuffer,
+    CompressedPrioritizedSequenceReplayBuffer,
+)
 from tests.compressed.test_interrupted import interrupted
-from tests.persistence.buffers import ACTIONS, IMAGES, N_ENVS, goal_env, steps_for
+from tests.persistence.buffers import ACTIONS, IMAGES, N_ENVS, goal_env, make, steps_for
 
 LINES = 2000
 
@@ -95,3 +101,20 @@ def test_her_starts_a_new_episode_after_an_interrupted_end() -> None:
         if is_through:
             break
     assert is_through
+
+
+@pytest.mark.parametrize("cls", [CompressedPrioritizedReplayBuffer, CompressedPrioritizedSequenceReplayBuffer])
+def test_an_interrupted_reset_leaves_no_priorities_behind(cls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer: Any = make(cls.__name__)
+    for step in steps_for(buffer, 9):
+        buffer.add(*step)
+    clear = buffer._tree.clear
+
+    def interrupted_clear() -> None:
+        signal.raise_signal(signal.SIGINT)
+        clear()
+
+    monkeypatch.setattr(buffer._tree, "clear", interrupted_clear)
+    with pytest.raises(KeyboardInterrupt):
+        buffer.reset()
+    assert (buffer.size(), buffer._tree.total) == (0, 0)

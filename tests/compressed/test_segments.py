@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import signal
 import struct
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
+import torch as th
 import xxhash
 from gymnasium import spaces
 
@@ -148,8 +151,6 @@ def test_priorities_travel_if_asked_for() -> None:
 
 def test_a_rollout_travels_with_its_advantages() -> None:
     sender, receiver = (CompressedRolloutBuffer(16, SPACE, ACTIONS, device="cpu", n_envs=N_ENVS) for _ in range(2))
-    import torch as th
-
     for buffer in (sender, receiver):
         buffer.reset()
     rng = np.random.default_rng(0)
@@ -166,6 +167,102 @@ def test_a_rollout_travels_with_its_advantages() -> None:
         sender.export_segment()
     with pytest.raises(SegmentError, match="rollout buffer"):
         make().ingest_segment(segment)
+
+
+def has_ended(buffer: Any, slot: int) -> bool:
+    return bool(((buffer.timeouts + buffer.dones)[slot] > 0).all())
+
+
+def test_steps_that_were_added_in_between_are_not_continued() -> None:
+    sender, receiver = make(), make()
+    fill(sender, steps=10)
+    receiver.ingest_segment(sender.export_segment())
+    fill(receiver, steps=5, seed=9)
+    fill(sender, steps=10, seed=3)
+    assert not receiver.ingest_segment(sender.export_segment()).continues
+    assert has_ended(receiver, 14)
+
+
+def test_an_empty_segment_of_another_sender_ends_episodes_too() -> None:
+    first, second, receiver = make(), make(), make()
+    fill(first, steps=10)
+    receiver.ingest_segment(first.export_segment())
+    assert not receiver.ingest_segment(second.export_segment()).continues
+    fill(second, steps=10, seed=1)
+    assert receiver.ingest_segment(second.export_segment()).continues
+    assert has_ended(receiver, 9)
+
+
+def test_an_empty_segment_of_another_sender_does_not_continue_a_rollout() -> None:
+    def rollout(steps: int, seed: int) -> Any:
+        buffer = CompressedRolloutBuffer(16, SPACE, ACTIONS, device="cpu", n_envs=N_ENVS)
+        rng = np.random.default_rng(seed)
+        for step in itertools.islice(worlds.transitions(SPACE, ACTIONS, N_ENVS, rng, 50), steps):
+            buffer.add(step.obs, step.action, step.reward, step.done, th.ones(N_ENVS), th.zeros(N_ENVS))
+        return buffer
+
+    receiver = rollout(0, 0)
+    receiver.ingest_segment(rollout(5, 0).export_segment())
+    with pytest.raises(SegmentError, match="does not continue"):
+        receiver.ingest_segment(rollout(0, 0).export_segment())
+
+
+def test_ctrl_c_does_not_let_a_segment_in_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    sender, receiver = make(), make()
+    fill(sender, steps=10)
+    segment = sender.export_segment()
+    place_rows = receiver._place_rows
+
+    def interrupted(*arguments: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        place_rows(*arguments)
+
+    monkeypatch.setattr(receiver, "_place_rows", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        receiver.ingest_segment(segment)
+    assert receiver.ingest_segment(segment).n_steps == 0
+    assert_equal(sender, receiver)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
+@pytest.mark.parametrize("priority", [1e300, np.inf, np.nan, 0.0, -1.0])
+def test_priorities_that_cannot_be_drawn_by(alpha: float, priority: float) -> None:
+    sender, receiver = (
+        make(cls=CompressedPrioritizedReplayBuffer, alpha=0.5),
+        make(cls=CompressedPrioritizedReplayBuffer, alpha=alpha),
+    )
+    fill(sender)
+    sender._tree._nodes[:60] = priority
+    with pytest.raises(CorruptDataError, match="priorities"):
+        receiver.ingest_segment(sender.export_segment(priorities=True))
+    assert (receiver.size(), receiver.max_priority, receiver._tree.total) == (0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("version", [-1, np.int64(3), None])
+def test_any_number_is_a_policy_version(version: Any) -> None:
+    assert make().ingest_segment(make().export_segment(policy_version=version)).policy_version == version
+
+
+def test_a_buffer_on_disk_flushes_with_its_lock_held(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread could add while the state is written."""
+    buffer, is_held = make(storage="mmap", path=tmp_path / "buffer"), []
+
+    def try_lock() -> None:
+        got_it = buffer._lock.held.acquire(timeout=0.05)
+        is_held.append(not got_it)
+        if got_it:
+            buffer._lock.held.release()
+
+    def before_adding(_: Any) -> None:
+        thread = threading.Thread(target=try_lock)
+        thread.start()
+        thread.join()
+
+    monkeypatch.setattr(buffer._folder, "before_adding", before_adding)
+    fill(buffer, steps=1)
+    buffer.ingest_segment(buffer.export_segment())
+    assert is_held == [True] * 3
+    buffer.close()
 
 
 @pytest.mark.parametrize(

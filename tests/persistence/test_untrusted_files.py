@@ -245,3 +245,35 @@ def test_payload_that_does_not_decode(files: Callable[[str], tuple[Path, Any]], 
                 arrays[name] = rng.integers(0, 256, size=arrays[name].shape, dtype=np.uint8)
         write(tmp_path / "changed", meta, arrays)
         use(tmp_path / "changed", step)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("unbroken", 10**6), ("unbroken", -1), ("n_added", 10**6), ("episode_steps", 10**6)],
+)
+def test_a_buffer_of_few_steps_that_claims_to_have_many(name: str, value: int, tmp_path: Path) -> None:
+    """The next step would let sequences begin at steps that are not in the buffer."""
+    buffer = make("CompressedSequenceReplayBuffer", length=4, at_episode_end="cross")
+    transitions = steps_for(buffer, 4)
+    for number, transition in enumerate(transitions[:3]):
+        add(buffer, transition, number)
+    buffer.save(tmp_path / "saved")
+    meta, arrays = contents(tmp_path / "saved")
+    if name == "n_added":
+        meta["state"]["sequences"]["n_added"] = value
+    else:
+        path = {"unbroken": "sequences/unbroken", "episode_steps": "fields/episode_steps"}[name]
+        arrays[path] = np.full_like(arrays[path], value)
+    write(tmp_path / "changed", meta, arrays)
+    with pytest.raises(CorruptDataError, match=name):
+        BaseCompressedBuffer.load(tmp_path / "changed", "cpu")
+    BaseCompressedBuffer.load(tmp_path / "saved", "cpu").check()
+
+
+@pytest.mark.parametrize("value", [0, -1.0, None, "1"])
+def test_a_largest_priority_that_is_none(value: Any, files: Callable[[str], tuple[Path, Any]], tmp_path: Path) -> None:
+    meta, arrays = contents(files("prioritized")[0])
+    meta["state"]["max_priority"] = value
+    write(tmp_path / "changed", meta, arrays)
+    with pytest.raises(CorruptDataError, match="max_priority"):
+        BaseCompressedBuffer.load(tmp_path / "changed", "cpu")

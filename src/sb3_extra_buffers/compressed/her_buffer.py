@@ -108,9 +108,9 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _HerBase):
                 raise state.error("infos", "must be dicts")
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]]) -> None:
-        if self._folder is not None:
-            self._folder.before_adding(self)  # now: SB3's method changes episodes before it stores the step
         with self._lock.held:
+            if self._folder is not None:
+                self._folder.before_adding(self)  # now: SB3's method changes episodes before it stores the step
             # SB3's method removes the episode that is being overwritten before it checks the new transition.
             pos = self.pos
             before = self.ep_start[pos].copy(), self.ep_length[pos].copy(), self.infos[pos : pos + 1].copy()

@@ -17,6 +17,7 @@ from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
 from sb3_extra_buffers.compressed.rows import on_host
 from sb3_extra_buffers.compressed.sum_tree import SumTree
 from sb3_extra_buffers.errors import ConfigurationError
+from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.state import SavedState, State, encode, register_decoder, register_encoder
 from sb3_extra_buffers.storage.usage import MemoryUsage
 
@@ -50,7 +51,7 @@ class PriorityTree(CompressedReplayBuffer):
         return self._beta(self.progress_remaining)
 
     def reset(self) -> None:
-        with self._lock.held:
+        with self._lock.held, uninterrupted():
             super().reset()
             self._tree.clear()
 
@@ -89,6 +90,8 @@ class PriorityTree(CompressedReplayBuffer):
         super()._restore(state)
         self.progress_remaining = state.number("progress_remaining")
         self.max_priority = state.number("max_priority")
+        if self.max_priority <= 0:
+            raise state.error("max_priority", "must be above 0")
         self._tree.restore(state.part("tree"))
 
 

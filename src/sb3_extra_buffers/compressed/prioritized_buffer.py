@@ -32,6 +32,9 @@ from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
 from sb3_extra_buffers.state import SavedState, State
 
+_LARGEST_ERROR = 1e100
+"""In a segment. The sum of all priorities must be finite."""
+
 
 class PrioritizedReplayBufferSamples(NamedTuple):
     """SB3's fields, importance-sampling weights, and indices to update priorities by."""
@@ -110,11 +113,13 @@ class CompressedPrioritizedReplayBuffer(PriorityTree, CompressedNStepReplayBuffe
             return None
         priorities = segment.array("priorities", np.float64, (n_steps, self.n_envs))
         alpha = segment.number("alpha")
-        if not (np.isfinite(priorities) & (priorities >= 0)).all() or not 0 <= alpha <= 1:
-            raise segment.error("priorities", "must be numbers, and none below 0")
-        if alpha == self.alpha:
-            return priorities
-        return None if alpha == 0 else (priorities ** (1 / alpha)) ** self.alpha
+        if alpha == 0:  # all the same
+            return None
+        with np.errstate(all="ignore"):
+            errors = priorities ** (1 / alpha)
+        if not 0 < alpha <= 1 or not ((priorities > 0) & (errors > 0) & (errors < _LARGEST_ERROR)).all():
+            raise segment.error("priorities", f"must be those of errors from 0 to {_LARGEST_ERROR:g}")
+        return priorities if alpha == self.alpha else errors**self.alpha
 
     def _place_further_state(self, n_steps: int, rows: Mapping[str, npt.NDArray[Any]], further: Any) -> None:
         steps = np.arange(max(0, n_steps - self.buffer_size), n_steps)

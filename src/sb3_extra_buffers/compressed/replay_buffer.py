@@ -102,11 +102,11 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions, BufferWithFlags,
         return replace(usage, raw_equivalent=usage.raw_equivalent + saved)
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]]) -> None:
-        if self._folder is not None:
-            self._folder.before_adding(self)
         # SB3's own method would copy every observation twice before it reaches the store. This one first checks all
         # values, then stores frames that nothing refers to yet, and then makes the step visible, which cannot fail.
         with self._lock.held:
+            if self._folder is not None:
+                self._folder.before_adding(self)
             pos, shape, staged = self.pos, self._row_shape, []
             for key, store in self._stores.items():
                 pair = store.checked_pair(obs[key], next_obs[key]) if key else store.checked_pair(obs, next_obs)
@@ -173,6 +173,8 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions, BufferWithFlags,
         with self._lock.held:
             super().reset()
             self._exported = None
+            if self._received is not None:
+                self._received.pos = 0
 
     def _segment_fields(self) -> Sequence[str]:
         return ("actions", "rewards", "dones", "timeouts")

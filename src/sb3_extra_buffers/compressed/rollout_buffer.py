@@ -72,8 +72,9 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
                     self.observations = self._column(0)
             for store in self._stores.values():
                 store.clear()
-            if self._exported is not None:
-                self._exported.pos = 0
+            for position in (self._exported, self._received):
+                if position is not None:
+                    position.pos = 0
 
     def add(
         self,

@@ -29,6 +29,7 @@ from sb3_extra_buffers.storage import segments
 SEGMENT_VERSION = 1
 _NAME = "The segment"
 _MOST_STEPS = 1 << 32
+_LARGEST_VERSION = 1 << 62
 _MOST_ZEROS, _MOST_REPETITIONS = 64 << 20, 256
 """How much larger its arrays may be than a segment itself."""
 
@@ -70,6 +71,10 @@ class _Received:
     sequence: int
     n_steps: int
     contents: dict[str, dict[str, Bytes]]
+    """For each store, the references of the segment."""
+    pos: int = 0
+    n_added: int = 0
+    """Where the buffer was after it. If steps were added since, the next segment does not continue them."""
 
 
 class SegmentBuffer(SaveableBuffer):
@@ -106,8 +111,8 @@ class SegmentBuffer(SaveableBuffer):
             dictionaries, and count segments from 0 again.
         :param everything: Export all steps that are in the buffer, as the first segment does. Implies ``restart``.
         """
-        self._check_segments()
         with self._lock.held:
+            self._check_segments()
             sent = self._exported
             if sent is None or everything:
                 sent = _Sent(secrets.token_hex(8), self.pos, self._n_added)
@@ -141,7 +146,7 @@ class SegmentBuffer(SaveableBuffer):
                 "stream": sent.stream,
                 "sequence": sent.sequence,
                 "first_step": sent.n_steps + n_new - n_steps,
-                "policy_version": policy_version,
+                "policy_version": None if policy_version is None else int(policy_version),
                 "extra": encode(dict(extra or {}), "extra"),
             }
             data = container.pack({"segment": header, "state": plain}, arrays)
@@ -162,63 +167,61 @@ class SegmentBuffer(SaveableBuffer):
             claimed = sum(array.nbytes for array in file.arrays.values())
             if claimed > _MOST_ZEROS + _MOST_REPETITIONS * file.end:  # zeros are not stored
                 raise CorruptDataError(f"{_NAME} claims to hold {claimed:,} bytes in {file.end:,}.")
-            header, state = _checked_header(file.meta)
+            plain_header, state = _checked_header(file.meta)
+            header = SavedState(file, plain_header)
             self._check_header(header)
-            segment = SavedState(file, state)
             n_steps, sequence = header.integer("n_steps", 0, _MOST_STEPS), header.integer("sequence")
             first_step, stream = header.integer("first_step"), str(header.value("stream"))
-            version = header.integer("policy_version") if header.has("policy_version") else None
+            version = header.integer("policy_version", -_LARGEST_VERSION) if header.has("policy_version") else None
             extra = decode(header.value("extra"))
             if not isinstance(extra, dict):
                 raise header.error("extra", "must be a dict")
-            self._check_segments()
             with self._lock.held:
+                self._check_segments()
                 last = self._received if self._received is not None and self._received.stream == stream else None
                 if last is not None and sequence <= last.sequence:
                     return SegmentInfo(0, 0, sequence, True, version, extra)
-                continues = last is not None and first_step == last.n_steps
-                contents = {} if last is None else last.contents
-                self._append_segment(segment, n_steps, continues, header.integer("columns", 1, 2), contents)
-                contents = contents if n_steps == 0 else self._new_contents
-                self._received = _Received(stream, sequence, first_step + n_steps, contents)
+                continues = last is not None and (first_step, self.pos, self._n_added) == (
+                    last.n_steps,
+                    last.pos,
+                    last.n_added,
+                )
+                received = _Received(stream, sequence, first_step + n_steps, {} if last is None else last.contents)
+                n_columns = header.integer("columns", 1, 2)
+                self._append_segment(SavedState(file, state), n_steps, n_columns, continues, received)
         return SegmentInfo(n_steps, n_steps * self.n_envs, sequence, continues, version, extra)
 
-    _new_contents: dict[str, dict[str, Bytes]]
-
     def _append_segment(
-        self,
-        segment: SavedState,
-        n_steps: int,
-        continues: bool,
-        n_columns: int,
-        contents: Mapping[str, dict[str, Bytes]],
+        self, segment: SavedState, n_steps: int, n_columns: int, continues: bool, received: _Received
     ) -> None:
-        if n_steps == 0:
-            return
+        """Append steps, and remember ``received``, which has the references of the segment before."""
         self._check_room(n_steps, continues)
         shares = isinstance(self, ReplayBuffer)
         n_rows = [n_steps] * n_columns if n_columns == 2 or not shares else [n_steps + 1]
-        rows = {}
-        for name in self._segment_fields():
-            array = self._field_like(name)
-            rows[name] = segment.part("fields").array(name, array.dtype, (n_steps, *array.shape[1:]))
-        further = self._checked_further_state(segment, n_steps)
-        received = {}
-        for key, store in self._stores.items():
-            part = segment.part("stores").part(key)
-            received[key] = segments.receive(store, part, n_rows, contents.get(key, {}))
+        rows, further, observations = {}, None, {}
+        if n_steps:
+            for name in self._segment_fields():
+                array = self._field_like(name)
+                rows[name] = segment.part("fields").array(name, array.dtype, (n_steps, *array.shape[1:]))
+            further = self._checked_further_state(segment, n_steps)
+            for key, store in self._stores.items():
+                part = segment.part("stores").part(key)
+                observations[key] = segments.receive(store, part, n_rows, received.contents.get(key, {}))
         # Nothing has changed so far. From here on nothing fails.
         with uninterrupted():
             if not continues:
                 self._end_lanes()
-            for key, store in self._stores.items():
-                segments.place(store, segments.as_columns(received[key], self._n_columns, shares), self.pos)
-            kept = min(n_steps, self.buffer_size)
-            slots = (self.pos + np.arange(n_steps - kept, n_steps)) % self.buffer_size
-            self._place_rows(slots, {name: row[n_steps - kept :] for name, row in rows.items()})
-            self._place_further_state(n_steps, rows, further)
-            self._n_added += n_steps
-            self._new_contents = {key: part.contents for key, part in received.items()}
+            if n_steps:
+                for key, found in observations.items():
+                    segments.place(self._stores[key], segments.as_columns(found, self._n_columns, shares), self.pos)
+                kept = min(n_steps, self.buffer_size)
+                slots = (self.pos + np.arange(n_steps - kept, n_steps)) % self.buffer_size
+                self._place_rows(slots, {name: row[n_steps - kept :] for name, row in rows.items()})
+                self._place_further_state(n_steps, rows, further)
+                self._n_added += n_steps
+                received.contents = {key: found.contents for key, found in observations.items()}
+            received.pos, received.n_added = self.pos, self._n_added
+            self._received = received
 
     # What differs between classes
 
@@ -308,7 +311,7 @@ class SegmentBuffer(SaveableBuffer):
             )
 
 
-def _checked_header(meta: dict[str, Any]) -> tuple[SavedState, dict[str, Any]]:
+def _checked_header(meta: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     header, state = meta.get("segment"), meta.get("state")
     if not isinstance(header, dict) or not isinstance(state, dict):
         raise FileFormatError("These bytes are a saved buffer, not a segment of one: use load().")
@@ -320,15 +323,4 @@ def _checked_header(meta: dict[str, Any]) -> tuple[SavedState, dict[str, Any]]:
             f"The segment is of version {version}, written by sb3-extra-buffers {header.get('library')}, and this "
             f"version reads up to {SEGMENT_VERSION}. Install the same version of sb3-extra-buffers everywhere."
         )
-    return SavedState(_NoArrays(), header), state
-
-
-class _NoArrays:
-    """The source of a header."""
-
-    path, arrays, is_mapped = _NAME, {}, False  # type: ignore[var-annotated]
-
-    def read(self, *_: Any) -> Any:
-        raise NotImplementedError
-
-    map = read
+    return header, state

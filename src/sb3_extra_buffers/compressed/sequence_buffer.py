@@ -24,6 +24,7 @@ from sb3_extra_buffers.compressed.replay_buffer import CompressedDictReplayBuffe
 from sb3_extra_buffers.compressed.rows import SINGLE
 from sb3_extra_buffers.compressed.sequence_index import Changes, SequenceIndex, SequenceShape
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
+from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.base_store import CPU, BaseStore
 from sb3_extra_buffers.storage.memory import zeros
@@ -199,7 +200,7 @@ class CompressedSequenceReplayBuffer(StepLatents):
         """Called when sequences can begin at other places than before. Doing it twice does no harm."""
 
     def reset(self) -> None:
-        with self._lock.held:
+        with self._lock.held, uninterrupted():
             self._index.clear()
             super().reset()
 
@@ -318,7 +319,9 @@ class CompressedSequenceReplayBuffer(StepLatents):
 
     def _restore(self, state: SavedState) -> None:
         super()._restore(state)
-        self._index.restore(state.part("sequences"), self.pos)
+        self._index.restore(state.part("sequences"), self.pos, self.size())
+        if 0 < self.size() < self.buffer_size and (self.episode_steps[self.pos - 1] >= self.size()).any():
+            raise state.error("fields/episode_steps", "has steps of episodes that are not in the buffer")
 
 
 class CompressedDictSequenceReplayBuffer(CompressedSequenceReplayBuffer, CompressedDictReplayBuffer):  # type: ignore[misc]  # as above

@@ -273,10 +273,14 @@ class SequenceIndex:
             "online": {} if self.online is None else self.online.state(),
         }
 
-    def restore(self, state: SavedState, pos: int) -> None:
+    def restore(self, state: SavedState, pos: int, n_stored: int) -> None:
         self.n_added = state.integer("n_added")
         self._n_cleared = state.integer("n_cleared", 0, self.n_added)
+        if self.n_stored != n_stored:
+            raise state.error("n_added", f"must be {n_stored} more than n_cleared")
         self._unbroken = state.array("unbroken", np.int64, (self.n_envs,)).copy()
+        if ((self._unbroken < 0) | (self._unbroken > self.n_added - self._n_cleared)).any():
+            raise state.error("unbroken", "has more steps than were added")
         self._is_open = state.array("is_open", np.bool_, (self.n_envs,)).copy()
         self.anchors.restore(state.part("anchors"))
         if self.online is not None:
