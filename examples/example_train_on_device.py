@@ -10,7 +10,7 @@ from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.evaluation import evaluate_policy
 
 import common
-from sb3_extra_buffers.training_utils.breakout import STACK, DeviceBreakout
+from device_breakout import STACK, DeviceBreakout
 from sb3_extra_buffers.training_utils.device_env import DeviceVecEnv
 from sb3_extra_buffers.training_utils.device_loop import on_device
 

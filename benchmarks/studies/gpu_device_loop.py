@@ -11,19 +11,21 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before anything uses CUDA
+sys.path.append(str(Path(__file__).parents[2] / "examples"))  # for device_breakout
 
 import numpy as np
 import torch as th
 from stable_baselines3 import PPO
 
 from benchmarks.studies.gpu_training import have_same_weights
+from device_breakout import STACK, DeviceBreakout
 from sb3_extra_buffers.gpu_buffers import GpuRolloutBuffer
-from sb3_extra_buffers.training_utils.breakout import STACK, DeviceBreakout
 from sb3_extra_buffers.training_utils.device_env import DeviceVecEnv
 from sb3_extra_buffers.training_utils.device_loop import on_device
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch as th
 
+import device_breakout as breakout
+from device_breakout import LEFT, RIGHT, STAY, DeviceBreakout
 from sb3_extra_buffers.errors import ConfigurationError
-from sb3_extra_buffers.training_utils import breakout
-from sb3_extra_buffers.training_utils.breakout import LEFT, RIGHT, STAY, DeviceBreakout
 from sb3_extra_buffers.training_utils.device_env import DeviceStep
 
 DEVICES = ["cpu", *(["cuda"] if th.cuda.is_available() else [])]

@@ -16,9 +16,9 @@ from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize
 
+from device_breakout import DeviceBreakout
 from sb3_extra_buffers.errors import ConfigurationError, ObservationError
 from sb3_extra_buffers.gpu_buffers import GpuDictRolloutBuffer, GpuReplayBuffer, GpuRolloutBuffer
-from sb3_extra_buffers.training_utils.breakout import DeviceBreakout
 from sb3_extra_buffers.training_utils.device_env import DeviceStep, DeviceVecEnv
 from sb3_extra_buffers.training_utils.device_loop import on_device, random_actions
 

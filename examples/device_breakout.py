@@ -1,7 +1,6 @@
 """Breakout on a torch device: thousands of games that step together, with 84×84 frames as observations.
 
-It is here, and not among the examples, because tests, benchmarks and examples use it, and so that you can try
-:mod:`.device_loop` without installing a simulator.
+An environment on a GPU to try ``on_device`` with, as ``example_train_on_device.py`` does.
 """
 
 from __future__ import annotations
