@@ -42,7 +42,7 @@ def main() -> None:
     if arguments.check:
         sys.exit(0 if curves == CURVES else "The curves in compatibility.py are not those fitted.")
     for family, curve in curves.items():
-        print(f'    "{family}": {curve},')
+        print(f'    "{family}": {curve.coefficients},')
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from sb3_extra_buffers.codecs.availability import has_igzip, has_lz4, has_numba,
 from sb3_extra_buffers.codecs.base import Codec, FrameSpec
 from sb3_extra_buffers.codecs.registry import ALIASES, METHODS, create_codec, option_names, parse_method
 from sb3_extra_buffers.codecs.rle_jit import RleJitCodec
+from sb3_extra_buffers.compressed.rows import parts_at
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError, MissingPackageError
 from sb3_extra_buffers.storage.config import StorageConfig, saturate
 from sb3_extra_buffers.storage.observation_array import ObservationArray
@@ -194,11 +195,11 @@ class OldAttributes:
     def reconstruct_obs(self, idx: int, env_idx: int | None = None) -> Any:
         """One observation, decoded. A rollout that SB3 has flattened has no ``env_idx``."""
         _warn("reconstruct_obs()", "buffer.observations[idx, env_idx]")
-        return _at(self.observations, idx if env_idx is None else (idx, env_idx))
+        return parts_at(self.observations, idx if env_idx is None else (idx, env_idx))
 
     def reconstruct_nextobs(self, idx: int, env_idx: int) -> Any:
         _warn("reconstruct_nextobs()", "buffer.next_observations[idx, env_idx]")
-        return _at(self.next_observations, (idx, env_idx))
+        return parts_at(self.next_observations, (idx, env_idx))
 
     def _for_space(self, name: str, new: str, function: Callable[..., dict[str, Any]]) -> dict[str, Any]:
         _warn(name, new, stacklevel=4)
@@ -210,12 +211,6 @@ class OldAttributes:
 
 def _warn(old: str, new: str, stacklevel: int = 3) -> None:
     warnings.warn(f"{old} is deprecated: use {new}.", DeprecationWarning, stacklevel)
-
-
-def _at(observations: Any, key: Any) -> Any:
-    if isinstance(observations, dict):
-        return {name: array[key] for name, array in observations.items()}
-    return observations[key]
 
 
 _HEADER = struct.Struct("<4sQ")

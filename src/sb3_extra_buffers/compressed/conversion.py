@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from stable_baselines3.common.save_util import load_from_pkl
 from stable_baselines3.her import HerReplayBuffer
 
 from sb3_extra_buffers.codecs.availability import require
+from sb3_extra_buffers.compressed.rows import map_parts, parts_at
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.persistence.files import bar
 
@@ -40,8 +41,8 @@ class Conversions(ReplayBuffer):
         for start in range(0, len(slots), chunk_size):
             chosen = slots[start : start + chunk_size]
             yield {
-                "observations": _at(self.observations, chosen),
-                "next_observations": _at(self.next_observations, chosen),
+                "observations": parts_at(self.observations, chosen),
+                "next_observations": parts_at(self.next_observations, chosen),
                 **{name: getattr(self, name)[chosen] for name in _FIELDS},
             }
 
@@ -66,7 +67,7 @@ class Conversions(ReplayBuffer):
         for start in range(0, used, _SLOTS_AT_ONCE):
             slots = slice(start, min(start + _SLOTS_AT_ONCE, used))
             for column in columns:
-                _put(getattr(plain, column), slots, _at(getattr(self, column), slots))
+                _copy(getattr(self, column), getattr(plain, column), slots)
         plain.pos, plain.full = self.pos, self.full
         return plain
 
@@ -95,8 +96,8 @@ class Conversions(ReplayBuffer):
             for slot in _slots_by_age(source).tolist():
                 buffer.pos = slot
                 buffer.add(
-                    _at(observations, slot),
-                    _at(following, (slot + shift) % size),
+                    parts_at(observations, slot),
+                    parts_at(following, (slot + shift) % size),
                     source.actions[slot],
                     source.rewards[slot],
                     source.dones[slot],
@@ -144,8 +145,8 @@ class Conversions(ReplayBuffer):
             for step in range(len(episode.rewards)):
                 terminated, truncated = bool(episode.terminations[step]), bool(episode.truncations[step])
                 buffer.add(
-                    _at(episode.observations, slice(step, step + 1)),
-                    _at(episode.observations, slice(step + 1, step + 2)),
+                    parts_at(episode.observations, slice(step, step + 1)),
+                    parts_at(episode.observations, slice(step + 1, step + 2)),
                     np.asarray(episode.actions[step : step + 1]),
                     np.asarray(episode.rewards[step : step + 1]),
                     np.array([terminated or truncated]),
@@ -170,9 +171,9 @@ def _episodes(buffer: ReplayBuffer) -> Iterator[Any]:
     for env in range(buffer.n_envs):
         for part in np.split(slots, np.flatnonzero(buffer.dones[slots, env]) + 1):
             envs = np.full(len(part), env)
-            obs, next_obs = (_at(array, (part, envs)) for array in (buffer.observations, buffer.next_observations))
+            obs, next_obs = (parts_at(array, (part, envs)) for array in (buffer.observations, buffer.next_observations))
             # A reset without a done also ends an episode.
-            breaks = np.flatnonzero(_differ(_at(next_obs, slice(None, -1)), _at(obs, slice(1, None)))) + 1
+            breaks = np.flatnonzero(_differ(parts_at(next_obs, slice(None, -1)), parts_at(obs, slice(1, None)))) + 1
             for rows in np.split(np.arange(len(part)), breaks):
                 if not len(rows):
                     continue
@@ -180,8 +181,8 @@ def _episodes(buffer: ReplayBuffer) -> Iterator[Any]:
                 truncations = buffer.timeouts[where] > 0
                 terminations = (buffer.dones[where] > 0) & ~truncations
                 truncations[-1] |= not terminations[-1]
-                observations = _for_each_key(
-                    lambda *parts: np.concatenate(parts), _at(obs, rows), _at(next_obs, rows[-1:])
+                observations = map_parts(
+                    lambda *parts: np.concatenate(parts), parts_at(obs, rows), parts_at(next_obs, rows[-1:])
                 )
                 yield EpisodeBuffer(
                     observations=_as_in_space(observations, buffer.observation_space),
@@ -204,19 +205,8 @@ def _complete_slots(buffer: ReplayBuffer) -> npt.NDArray[np.int64]:
     return slots[1:] if buffer.optimize_memory_usage and buffer.full else slots
 
 
-def _for_each_key(function: Callable[..., Any], first: Any, *others: Any) -> Any:
-    """``function`` of arrays, or of the arrays of each key."""
-    if isinstance(first, dict):
-        return {key: function(part, *(other[key] for other in others)) for key, part in first.items()}
-    return function(first, *others)
-
-
-def _at(observations: Any, key: Any) -> Any:
-    return _for_each_key(lambda array: array[key], observations)
-
-
-def _put(observations: Any, key: Any, values: Any) -> None:
-    _for_each_key(lambda array, part: array.__setitem__(key, part), observations, values)
+def _copy(source: Any, target: Any, slots: slice) -> None:
+    map_parts(lambda array, copied: copied.__setitem__(slots, array[slots]), source, target)
 
 
 def _differ(left: Any, right: Any) -> npt.NDArray[np.bool_]:

@@ -155,7 +155,7 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _HerBase):
             raise segment.error("infos", "must be dicts")
         return infos
 
-    def _place_further_state(self, n_steps: int, rows: Mapping[str, npt.NDArray[Any]], further: Any) -> None:
+    def _complete_steps(self, n_steps: int, rows: Mapping[str, npt.NDArray[Any]], further: Any) -> None:
         # As in SB3's add(), step by step: an episode that is being overwritten is not sampled any more.
         for step, dones in enumerate(rows["dones"]):
             pos = self.pos
@@ -165,7 +165,7 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _HerBase):
             self.ep_start[pos] = self._current_ep_start
             if further is not None:
                 self.infos[pos] = further[step]
-            super()._place_further_state(1, rows, None)
+            super()._complete_steps(1, rows, None)
             for env_index in np.flatnonzero(dones).tolist():
                 self._compute_episode_length(env_index)
 

@@ -121,10 +121,10 @@ class CompressedPrioritizedReplayBuffer(PriorityTree, CompressedNStepReplayBuffe
             raise segment.error("priorities", f"must be those of errors from 0 to {_LARGEST_ERROR:g}")
         return priorities if alpha == self.alpha else errors**self.alpha
 
-    def _place_further_state(self, n_steps: int, rows: Mapping[str, npt.NDArray[Any]], further: Any) -> None:
+    def _complete_steps(self, n_steps: int, rows: Mapping[str, npt.NDArray[Any]], further: Any) -> None:
         steps = np.arange(max(0, n_steps - self.buffer_size), n_steps)
         places = (self.pos + steps)[:, None] % self.buffer_size * self.n_envs + np.arange(self.n_envs)
-        super()._place_further_state(n_steps, rows, further)
+        super()._complete_steps(n_steps, rows, further)
         if further is None:
             self._tree[places.reshape(-1)] = self.max_priority**self.alpha
         else:

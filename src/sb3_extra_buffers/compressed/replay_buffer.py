@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -76,6 +76,7 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions, BufferWithFlags,
         self.next_observations = self._column(0, shift=1) if self.optimize_memory_usage else self._column(1)
 
     _saved_fields: ClassVar[tuple[str, ...]] = ("actions", "rewards", "dones", "timeouts")
+    _segment_fields = _saved_fields  # not those that derived classes add
     _rebuilt: ClassVar[tuple[str, ...]] = ("next_observations", "_flags")
 
     def _arguments(self) -> dict[str, Any]:
@@ -176,12 +177,6 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions, BufferWithFlags,
             if self._received is not None:
                 self._received.pos = 0
 
-    def _segment_fields(self) -> Sequence[str]:
-        return ("actions", "rewards", "dones", "timeouts")
-
-    def _field_like(self, name: str) -> npt.NDArray[Any]:
-        return self.rewards if name in ("dones", "timeouts") else super()._field_like(name)
-
     def _field_rows(self, name: str, slots: Indices) -> npt.NDArray[Any]:
         if self._flags is not None and name in ("dones", "timeouts"):
             return unpacked(self._flags[slots], name)
@@ -195,21 +190,7 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions, BufferWithFlags,
                 rows = {name: row for name, row in rows.items() if name not in ("dones", "timeouts")}
         super()._place_rows(slots, rows)
 
-    def _columns_of(self, slots: Indices) -> list[Indices]:
-        if self.optimize_memory_usage:
-            return [np.append(slots, self.pos)]
-        return [slots, slots]
-
-    def _n_new_steps(self, sent: Any) -> int:
-        # The position is right even after Ctrl-C. The count tells how often the buffer was filled since.
-        counted = self._n_added - sent.n_added
-        return int(counted + (self.pos - sent.pos - counted) % self.buffer_size)
-
-    def _n_to_export(self, n_new: int) -> int:
-        # With optimize_memory_usage, the newest next observation is in the slot of the oldest transition.
-        return min(n_new, self.buffer_size - int(self.optimize_memory_usage))
-
-    def _place_further_state(self, n_steps: int, rows: Mapping[str, npt.NDArray[Any]], further: Any) -> None:
+    def _complete_steps(self, n_steps: int, rows: Mapping[str, npt.NDArray[Any]], further: Any) -> None:
         self.full = self.full or self.pos + n_steps >= self.buffer_size
         self.pos = (self.pos + n_steps) % self.buffer_size
 

@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 
 from sb3_extra_buffers.compressed.arguments import StorageOptions
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
-from sb3_extra_buffers.compressed.rows import on_host, part_of, row_of
+from sb3_extra_buffers.compressed.rows import map_parts, on_host, part_of, row_of
 from sb3_extra_buffers.errors import EmptyBufferError, SegmentError
 from sb3_extra_buffers.state import SavedState, State
 
@@ -72,9 +72,9 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
                     self.observations = self._column(0)
             for store in self._stores.values():
                 store.clear()
-            for position in (self._exported, self._received):
-                if position is not None:
-                    position.pos = 0
+            for segment in (self._exported, self._received):
+                if segment is not None:
+                    segment.pos = 0
 
     def add(
         self,
@@ -143,7 +143,7 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
         if self.pos and not continues:
             raise SegmentError("The segment does not continue the rollout: advantages would be wrong. Call reset().")
 
-    def _place_further_state(self, n_steps: int, rows: Mapping[str, npt.NDArray[Any]], further: Any) -> None:
+    def _complete_steps(self, n_steps: int, rows: Mapping[str, npt.NDArray[Any]], further: Any) -> None:
         self.pos += n_steps
         self.full = self.pos == self.buffer_size
 
@@ -175,11 +175,7 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
             if not self.full:
                 raise state.error("generator_ready", "but the rollout is not complete")
             # SB3 flattens all arrays before the first batch.
-            arrays: Any = self.observations
-            if isinstance(arrays, dict):
-                arrays.update({key: self.swap_and_flatten(array) for key, array in arrays.items()})
-            else:
-                self.observations = self.swap_and_flatten(arrays)
+            self.observations = map_parts(self.swap_and_flatten, self.observations)
 
     def _restore_field(self, name: str, fields: SavedState) -> None:
         fresh = getattr(self, name)

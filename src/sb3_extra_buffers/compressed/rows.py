@@ -1,7 +1,8 @@
-"""The values of a step, checked before they are stored, so that storing them cannot fail."""
+"""The values of a step, checked before they are stored, and observations of which a Dict space has several."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,18 @@ SINGLE = ""
 def part_of(observations: Any, key: str) -> Any:
     """The observations of one store."""
     return observations if key == SINGLE else observations[key]
+
+
+def map_parts(function: Callable[..., Any], first: Any, *others: Any) -> Any:
+    """``function`` of observations, or, where they are of a Dict space, of those of each key."""
+    if isinstance(first, dict):
+        return {key: function(part, *(other[key] for other in others)) for key, part in first.items()}
+    return function(first, *others)
+
+
+def parts_at(observations: Any, key: Any) -> Any:
+    """The items of arrays, or of a dict of arrays, that ``key`` selects."""
+    return map_parts(lambda array: array[key], observations)
 
 
 def row_of(array: npt.NDArray[Any], values: Any) -> npt.NDArray[Any]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -85,8 +86,10 @@ class SegmentBuffer(SaveableBuffer):
     _received: _Received | None = None
     _spaces_digest: str | None = None
     _n_added = 0
-    """How many steps were added; may be too low after Ctrl-C, see :meth:`_n_new_steps`."""
+    """How many steps were added; may be too low after Ctrl-C, see :meth:`export_segment`."""
     _has_segments = True
+    _segment_fields: ClassVar[tuple[str, ...]] = ()
+    """The fields of a step, if these are not all that are saved."""
     n_envs: int
 
     def export_segment(
@@ -116,22 +119,30 @@ class SegmentBuffer(SaveableBuffer):
             sent = self._exported
             if sent is None or everything:
                 sent = _Sent(secrets.token_hex(8), self.pos, self._n_added)
-                n_steps = n_new = self._n_to_export(self.size() if isinstance(self, ReplayBuffer) else self.pos)
+                n_new = self.size() if isinstance(self, ReplayBuffer) else self.pos
             else:
-                n_new = self._n_new_steps(sent)
-                n_steps = self._n_to_export(n_new)
+                n_new = self.pos - sent.pos
+                if isinstance(self, ReplayBuffer):
+                    # The position is right even after Ctrl-C. The count tells how often the buffer was filled since.
+                    counted = self._n_added - sent.n_added
+                    n_new = counted + (n_new - counted) % self.buffer_size
                 if restart:
                     sent = _Sent(secrets.token_hex(8), sent.pos, sent.n_added)
+            # With optimize_memory_usage, the newest next observation is in the slot of the oldest transition.
+            shares_slots = isinstance(self, ReplayBuffer) and self._n_columns == 1
+            n_steps = min(n_new, self.buffer_size - int(shares_slots))
             slots = (self.pos - n_steps + np.arange(n_steps)) % self.buffer_size
             state: dict[str, Any] = {"fields": {}, "stores": {}}
             known: dict[str, set[str]] = sent.known
             if n_steps:
                 known = {}
-                columns = self._columns_of(slots)
+                columns = [np.append(slots, self.pos)] if shares_slots else [slots] * self._n_columns
                 for key, store in self._stores.items():
                     part, known[key] = segments.export_steps(store, columns, sent.known.get(key, set()))
                     state["stores"][key] = part
-                state["fields"] = {name: self._field_rows(name, slots) for name in self._segment_fields()}
+                state["fields"] = {
+                    name: self._field_rows(name, slots) for name in self._segment_fields or self._saved_fields
+                }
                 state |= self._further_segment_state(slots, priorities)
             plain, arrays = flat(state)
             header = {
@@ -200,9 +211,9 @@ class SegmentBuffer(SaveableBuffer):
         n_rows = [n_steps] * n_columns if n_columns == 2 or not shares else [n_steps + 1]
         rows, further, observations = {}, None, {}
         if n_steps:
-            for name in self._segment_fields():
-                array = self._field_like(name)
-                rows[name] = segment.part("fields").array(name, array.dtype, (n_steps, *array.shape[1:]))
+            for name in self._segment_fields or self._saved_fields:
+                like = self._field_rows(name, np.arange(0))
+                rows[name] = segment.part("fields").array(name, like.dtype, (n_steps, *like.shape[1:]))
             further = self._checked_further_state(segment, n_steps)
             for key, store in self._stores.items():
                 part = segment.part("stores").part(key)
@@ -217,7 +228,7 @@ class SegmentBuffer(SaveableBuffer):
                 kept = min(n_steps, self.buffer_size)
                 slots = (self.pos + np.arange(n_steps - kept, n_steps)) % self.buffer_size
                 self._place_rows(slots, {name: row[n_steps - kept :] for name, row in rows.items()})
-                self._place_further_state(n_steps, rows, further)
+                self._complete_steps(n_steps, rows, further)
                 self._n_added += n_steps
                 received.contents = {key: found.contents for key, found in observations.items()}
             received.pos, received.n_added = self.pos, self._n_added
@@ -230,14 +241,6 @@ class SegmentBuffer(SaveableBuffer):
     def _segment_kind(self) -> str:
         return "replay" if isinstance(self, ReplayBuffer) else "rollout"
 
-    def _segment_fields(self) -> Sequence[str]:
-        return self._saved_fields
-
-    def _field_like(self, name: str) -> npt.NDArray[Any]:
-        """An array with the dtype of a field, and with the shape of its rows."""
-        field: npt.NDArray[Any] = getattr(self, name)
-        return field
-
     def _field_rows(self, name: str, slots: Indices) -> npt.NDArray[Any]:
         rows: npt.NDArray[Any] = getattr(self, name)[slots]
         return rows
@@ -247,18 +250,6 @@ class SegmentBuffer(SaveableBuffer):
         for name, row in rows.items():
             getattr(self, name)[slots] = row
 
-    def _columns_of(self, slots: Indices) -> list[Indices]:
-        """The slots of each column that hold the observations of these steps."""
-        return [slots] * self._n_columns
-
-    def _n_new_steps(self, sent: _Sent) -> int:
-        """How many steps were added since the last export."""
-        return self.pos - sent.pos
-
-    def _n_to_export(self, n_new: int) -> int:
-        """How many of so many new steps are still in the buffer."""
-        return n_new
-
     def _further_segment_state(self, slots: Indices, priorities: bool) -> State:
         """What a class has beside fields and observations."""
         return {}
@@ -267,9 +258,9 @@ class SegmentBuffer(SaveableBuffer):
         """The same on arrival, checked."""
         return None
 
-    def _place_further_state(self, n_steps: int, rows: Mapping[str, npt.NDArray[Any]], further: Any) -> None:
-        """Complete the steps whose fields and observations are in their slots: advance the position."""
-        raise NotImplementedError
+    @abstractmethod
+    def _complete_steps(self, n_steps: int, rows: Mapping[str, npt.NDArray[Any]], further: Any) -> None:
+        """Advance the position past steps whose fields and observations are in their slots, and place the rest."""
 
     def _check_room(self, n_steps: int, continues: bool) -> None:
         """Raise an error if so many steps cannot be appended."""

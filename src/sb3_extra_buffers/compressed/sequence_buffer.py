@@ -21,7 +21,7 @@ from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.compressed.arguments import EpisodeEnd, LatentShape, StorageOptions
 from sb3_extra_buffers.compressed.latents import StepLatents
 from sb3_extra_buffers.compressed.replay_buffer import CompressedDictReplayBuffer, CompressedReplayBuffer
-from sb3_extra_buffers.compressed.rows import SINGLE
+from sb3_extra_buffers.compressed.rows import SINGLE, map_parts
 from sb3_extra_buffers.compressed.sequence_index import Changes, SequenceIndex, SequenceShape
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
 from sb3_extra_buffers.interruption import uninterrupted
@@ -285,16 +285,13 @@ class CompressedSequenceReplayBuffer(StepLatents):
             found = {key: part[column] for key, part in parts.items()}
             normalized: Any = self._normalize_obs(found.get(SINGLE, found), env)
             if hidden is not None:
-                for array in normalized.values() if isinstance(normalized, dict) else [normalized]:
-                    array[hidden] = 0
+                map_parts(lambda array: array.__setitem__(hidden, 0), normalized)
             columns.append(normalized)
         return columns
 
     def _as_sequences(self, values: Any, shape: tuple[int, ...]) -> Any:
         """Rows as tensors whose first two axes are those of a batch."""
-        if isinstance(values, dict):
-            return {key: self._as_sequences(part, shape) for key, part in values.items()}
-        return self.to_torch(values, copy=False).reshape(*shape, *values.shape[1:])
+        return map_parts(lambda rows: self.to_torch(rows, copy=False).reshape(*shape, *rows.shape[1:]), values)
 
     def _places_of(self, positions: Indices) -> tuple[Indices, npt.NDArray[np.bool_]]:
         """Where the steps of ``positions`` are that are still stored, and which these are."""

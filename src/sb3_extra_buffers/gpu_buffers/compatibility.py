@@ -23,6 +23,7 @@ import torch as th
 from sb3_extra_buffers.codecs.method import Method
 from sb3_extra_buffers.codecs.registry import parse_method
 from sb3_extra_buffers.compressed.compatibility import CompressionMethod, find_buffer_dtypes
+from sb3_extra_buffers.compressed.rows import on_host
 from sb3_extra_buffers.errors import CapacityError, ConfigurationError
 from sb3_extra_buffers.gpu_buffers.arena import pack_segments
 from sb3_extra_buffers.gpu_buffers.transfer import CPU, upload
@@ -174,40 +175,20 @@ class SlotMetadata(NamedTuple):
         return cls(byte_start, 0, run_length * run_bytes, run_length, payload_bytes)
 
 
-@dataclass(frozen=True)
-class TensorCompressionMethod:
-    """:class:`~sb3_extra_buffers.compressed.compatibility.CompressionMethod` for tensors: the same bytes."""
+class TensorCompressionMethod(CompressionMethod):
+    """:class:`~sb3_extra_buffers.compressed.compatibility.CompressionMethod` for tensors: the same bytes.
 
-    name: str
+    Arguments are the same, with dtypes of torch or of NumPy. Results are on the device of the tensor that was given.
+    """
 
-    def compress(
-        self,
-        arr: th.Tensor | npt.NDArray[Any],
-        elem_type: th.dtype | npt.DTypeLike | None = None,
-        runs_type: th.dtype | npt.DTypeLike | None = None,
-        **options: Any,
-    ) -> th.Tensor:
-        """``arr`` as bytes, on the device that it is on."""
-        array = arr.cpu().numpy() if isinstance(arr, th.Tensor) else arr
-        data = CompressionMethod(self.name).compress(
-            array, as_numpy_dtype(elem_type), as_numpy_dtype(runs_type), **options
-        )
-        device = arr.device if isinstance(arr, th.Tensor) else th.device("cpu")
-        return upload(np.frombuffer(data, dtype=np.uint8), device)
+    def compress(self, arr: th.Tensor | npt.NDArray[Any], *dtypes: Any, **options: Any) -> th.Tensor:  # type: ignore[override]
+        options = {name: as_numpy_dtypes(value) for name, value in options.items()}
+        data = super().compress(on_host(arr), *map(as_numpy_dtypes, dtypes), **options)
+        return upload(np.frombuffer(data, dtype=np.uint8), arr.device if isinstance(arr, th.Tensor) else CPU)
 
-    def decompress(
-        self,
-        data: th.Tensor,
-        elem_type: th.dtype | npt.DTypeLike | None = None,
-        runs_type: th.dtype | npt.DTypeLike | None = None,
-        arr_configs: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> th.Tensor:
-        """The tensor that :meth:`compress` got, on the device that its bytes are on."""
-        configs = {name: as_numpy_dtype(value) for name, value in (arr_configs or {}).items()}
-        array = CompressionMethod(self.name).decompress(
-            data.cpu().numpy().tobytes(), as_numpy_dtype(elem_type), as_numpy_dtype(runs_type), configs, **options
-        )
+    def decompress(self, data: th.Tensor, *dtypes: Any, **options: Any) -> th.Tensor:  # type: ignore[override]
+        options = {name: as_numpy_dtypes(value) for name, value in options.items()}
+        array = super().decompress(on_host(data).tobytes(), *map(as_numpy_dtypes, dtypes), **options)
         return upload(array, data.device)
 
 
@@ -217,36 +198,18 @@ COMPRESSION_METHOD_MAP = {name: TensorCompressionMethod(name) for name in ("none
 OVERALLOC_FACTOR = 1.5
 """How much more than the estimate is to be reserved."""
 
-MEASURED_RATIOS: dict[str, float] = {
-    "none": 1.001,
-    "rle": 0.753,
-    "zstd-100": 0.360,
-    "zstd-50": 0.284,
-    "zstd-20": 0.168,
-    "zstd-5": 0.077,
-    "zstd-3": 0.069,
-    "zstd-1": 0.061,
-    "zstd1": 0.057,
-    "zstd3": 0.055,
-    "zstd5": 0.052,
-    "zstd10": 0.049,
-    "zstd15": 0.045,
-    "zstd22": 0.044,
-    "gzip1": 0.096,
-    "gzip3": 0.076,
-    "igzip0": 0.120,
-    "igzip1": 0.106,
-    "igzip3": 0.076,
-    "lz4-frame/1": 0.109,
-    "lz4-frame/5": 0.070,
-    "lz4-frame/9": 0.068,
-    "lz4-frame/12": 0.067,
-    "lz4-block/1": 0.077,
-    "lz4-block/5": 0.070,
-    "lz4-block/9": 0.067,
-    "lz4-block/16": 0.066,
-}
+MEASURED_RATIOS: dict[str, float] = {"none": 1.001, "rle": 0.753}
 """Compressed size over raw size of MsPacman observations, stacks of four 84×84 frames."""
+_RATIOS_BY_LEVEL = {
+    "zstd": {-100: 0.360, -50: 0.284, -20: 0.168, -5: 0.077, -3: 0.069, -1: 0.061}
+    | {1: 0.057, 3: 0.055, 5: 0.052, 10: 0.049, 15: 0.045, 22: 0.044},
+    "gzip": {1: 0.096, 3: 0.076},
+    "igzip": {0: 0.120, 1: 0.106, 3: 0.076},
+    "lz4-frame": {1: 0.109, 5: 0.070, 9: 0.068, 12: 0.067},
+    "lz4-block": {1: 0.077, 5: 0.070, 9: 0.067, 16: 0.066},
+}
+for _family, _ratios in _RATIOS_BY_LEVEL.items():
+    MEASURED_RATIOS |= {f"{_family}/{level}": ratio for level, ratio in _ratios.items()}
 
 
 @dataclass(frozen=True)
@@ -259,28 +222,20 @@ class Curve:
     ratios: tuple[float, float]
 
     def __call__(self, level: int) -> float:
-        inside = min(max(level, self.levels[0]), self.levels[1])
-        value = 0.0
-        for coefficient in self.coefficients:
-            value = value * inside + coefficient
-        return min(max(value, self.ratios[0]), self.ratios[1])
+        return float(np.clip(np.polyval(self.coefficients, np.clip(level, *self.levels)), *self.ratios))
 
 
 # Written by scripts/fit_heap_heuristic.py.
-CURVES: dict[str, Curve] = {
-    "zstd": Curve(
-        coefficients=(9.4807e-09, 1.89249e-06, 8.84007e-05, -0.00356224, 0.064073),
-        levels=(-100, 22),
-        ratios=(0.044, 0.36),
-    ),
-    "gzip": Curve(coefficients=(-0.01, 0.106), levels=(1, 3), ratios=(0.076, 0.096)),
-    "igzip": Curve(coefficients=(-0.000333333, -0.0136667, 0.12), levels=(0, 3), ratios=(0.076, 0.12)),
-    "lz4-frame": Curve(
-        coefficients=(-0.000102949, 0.00270049, -0.0227615, 0.129164), levels=(1, 12), ratios=(0.067, 0.109)
-    ),
-    "lz4-block": Curve(
-        coefficients=(-4.65368e-06, 0.000194805, -0.00277457, 0.0795844), levels=(1, 16), ratios=(0.066, 0.077)
-    ),
+_COEFFICIENTS: dict[str, tuple[float, ...]] = {
+    "zstd": (9.4807e-09, 1.89249e-06, 8.84007e-05, -0.00356224, 0.064073),
+    "gzip": (-0.01, 0.106),
+    "igzip": (-0.000333333, -0.0136667, 0.12),
+    "lz4-frame": (-0.000102949, 0.00270049, -0.0227615, 0.129164),
+    "lz4-block": (-4.65368e-06, 0.000194805, -0.00277457, 0.0795844),
+}
+CURVES = {
+    family: Curve(_COEFFICIENTS[family], (min(ratios), max(ratios)), (min(ratios.values()), max(ratios.values())))
+    for family, ratios in _RATIOS_BY_LEVEL.items()
 }
 
 _DEFAULT_LEVELS = {"zstd": -3, "gzip": 3, "igzip": 1, "lz4-frame": 1, "lz4-block": 1}
@@ -317,8 +272,7 @@ def estimate_max_slot_bytes(
     """
     level = compresslevel if level is None else level
     shape = obs_shape if isinstance(obs_shape, Iterable) else (obs_shape,)
-    element_bytes = elem_dtype.itemsize if isinstance(elem_dtype, th.dtype) else np.dtype(elem_dtype).itemsize
-    raw = math.prod(int(length) for length in shape) * element_bytes
+    raw = math.prod(int(length) for length in shape) * np.dtype(as_numpy_dtype(elem_dtype)).itemsize
     return math.ceil(raw * estimate_ratio(compression_method, level) * overalloc_factor)
 
 

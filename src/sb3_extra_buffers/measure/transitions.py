@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_extra_buffers.compressed.rows import map_parts
 from sb3_extra_buffers.measure.policies import RandomPolicy
 from sb3_extra_buffers.training_utils.collection import Collector
 from sb3_extra_buffers.training_utils.collection import Transition as Transition
@@ -79,14 +81,13 @@ class TransitionFile:
 
 def _packed(observations: Any) -> Any:
     """Arrays in C order, each with the order of its axes: pickle would forget how SB3 transposes images."""
-    if isinstance(observations, dict):
-        return {key: _packed(array) for key, array in observations.items()}
-    axes = np.argsort([-stride for stride in observations.strides], kind="stable")
-    return np.ascontiguousarray(observations.transpose(axes)), np.argsort(axes)
+
+    def packed(array: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+        axes = np.argsort([-stride for stride in array.strides], kind="stable")
+        return np.ascontiguousarray(array.transpose(axes)), np.argsort(axes)
+
+    return map_parts(packed, observations)
 
 
 def _unpacked(packed: Any) -> Any:
-    if isinstance(packed, dict):
-        return {key: _unpacked(part) for key, part in packed.items()}
-    array, axes = packed
-    return array.transpose(axes)
+    return map_parts(lambda part: part[0].transpose(part[1]), packed)

@@ -14,6 +14,7 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor, is_vecenv_wrapped, unwrap_vec_normalize
 
+from sb3_extra_buffers.compressed.rows import map_parts, parts_at
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.recording.record_buffer import BaseRecordBuffer, RecordBuffer
 
@@ -94,11 +95,7 @@ class Collector:
             terminal = infos[i]["terminal_observation"]
             if self._normalizer is not None:
                 terminal = self._normalizer.unnormalize_obs(terminal)
-            if isinstance(next_obs, dict):
-                for key in next_obs:
-                    next_obs[key][i] = terminal[key]
-            else:
-                next_obs[i] = terminal
+            map_parts(lambda rows, row, i=i: rows.__setitem__(i, row), next_obs, terminal)
         return next_obs
 
     def _ended_returns(
@@ -134,12 +131,7 @@ class ReplayWriter:
         if isinstance(space, spaces.Box):  # off-policy algorithms store actions scaled to [-1, 1]
             scaled = 2.0 * ((transition.action - space.low) / (space.high - space.low)) - 1.0
             transition = transition._replace(action=scaled)
-        return tuple(map(self._first_envs, transition))
-
-    def _first_envs(self, values: Any) -> Any:
-        if isinstance(values, dict):
-            return {key: value[: self.buffer.n_envs] for key, value in values.items()}
-        return values[: self.buffer.n_envs]
+        return tuple(parts_at(values, slice(self.buffer.n_envs)) for values in transition)
 
 
 class RecordWriter:

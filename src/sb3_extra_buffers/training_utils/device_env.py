@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -19,6 +19,7 @@ from gymnasium import spaces
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_extra_buffers.compressed.rows import map_parts
 from sb3_extra_buffers.errors import ConfigurationError, ObservationError
 
 Observations = Any
@@ -136,7 +137,7 @@ class DeviceVecEnv(VecEnv):
 
     def reset(self) -> Any:
         self.reset_infos = [{} for _ in range(self.num_envs)]
-        return map_observations(to_array, self.reset_tensors())
+        return map_parts(to_array, self.reset_tensors())
 
     def step_async(self, actions: npt.NDArray[Any]) -> None:
         self._actions = actions
@@ -147,11 +148,11 @@ class DeviceVecEnv(VecEnv):
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         for i, episode in self.episodes(summary).items():
             infos[i]["episode"] = episode
-            alone = map_observations(operator.itemgetter(i), tracked.step.final_obs)
-            infos[i]["terminal_observation"] = map_observations(to_array, alone)
+            alone = map_parts(operator.itemgetter(i), tracked.step.final_obs)
+            infos[i]["terminal_observation"] = map_parts(to_array, alone)
             infos[i]["TimeLimit.truncated"] = bool(summary[1, i])
         rewards = to_array(tracked.step.rewards.float())
-        return map_observations(to_array, tracked.step.obs), rewards, summary[0].astype(bool), infos
+        return map_parts(to_array, tracked.step.obs), rewards, summary[0].astype(bool), infos
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
         """The seed of the next reset."""
@@ -177,13 +178,6 @@ class DeviceVecEnv(VecEnv):
     def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
         """There are no wrappers, but episodes are reported as ``Monitor`` does it."""
         return [wrapper_class is Monitor] * len(self._get_indices(indices))  # type: ignore[arg-type]
-
-
-def map_observations(function: Callable[[Any], Any], observations: Observations) -> Any:
-    """The function of each part of a Dict, or of the whole."""
-    if isinstance(observations, dict):
-        return {key: function(part) for key, part in observations.items()}
-    return function(observations)
 
 
 def to_array(tensor: th.Tensor) -> npt.NDArray[Any]:

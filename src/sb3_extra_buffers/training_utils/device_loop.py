@@ -30,6 +30,7 @@ from stable_baselines3.common.type_aliases import RolloutReturn, TrainFreq, Trai
 from stable_baselines3.common.vec_env import VecEnv
 from torch.distributions import Distribution
 
+from sb3_extra_buffers.compressed.rows import map_parts
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.gpu_buffers import (
     GpuDictReplayBuffer,
@@ -38,7 +39,7 @@ from sb3_extra_buffers.gpu_buffers import (
     GpuRolloutBuffer,
 )
 from sb3_extra_buffers.gpu_buffers.transfer import Report, upload
-from sb3_extra_buffers.training_utils.device_env import DeviceVecEnv, Observations, TrackedStep, map_observations
+from sb3_extra_buffers.training_utils.device_env import DeviceVecEnv, Observations, TrackedStep
 
 MAX_PENDING = 8
 """Steps after which the host waits for the summary of the oldest. Their terminal observations are kept until then."""
@@ -107,7 +108,7 @@ class _Loop:
 
     def _last_tensors(self: Any) -> Observations:
         """The last observations. After a reset, SB3 has arrays of them."""
-        return map_observations(lambda part: th.as_tensor(part, device=self.device), self._last_obs)
+        return map_parts(lambda part: th.as_tensor(part, device=self.device), self._last_obs)
 
     def _send_summary(self: Any, tracked: TrackedStep, number: int) -> None:
         report = Report(tracked.summary)
@@ -194,7 +195,7 @@ class _OnPolicyLoop(_Loop):
             self.ep_info_buffer.extend(env.episodes(summary).values())
             for i in np.flatnonzero(summary[1]).tolist():
                 # One by one, as SB3 does it: networks do not give the same bits for batches of other sizes.
-                alone = map_observations(operator.itemgetter(slice(i, i + 1)), final_obs)
+                alone = map_parts(operator.itemgetter(slice(i, i + 1)), final_obs)
                 with th.no_grad():
                     value = self.policy.predict_values(alone)
                 self._terminal_values.append((number, i, self.gamma * value.reshape(())))
