@@ -40,7 +40,9 @@ SB3 = "sb3"
 N_ENVS = 4
 BATCH_SIZES = (32, 256)
 VECTOR_TRANSITIONS = 100_000
-"""What memory is measured with for vectors: 12,000 of them take less than the resolution of resident memory."""
+VECTOR_BYTES = 20_000_000
+"""What memory is measured with for vectors: at least so many, and so many bytes of SB3's. Fewer of them take less than
+what a process grows by for other reasons, some hundred kilobytes."""
 RESULTS = Path(__file__).parents[1] / "results"
 MET, MISSED = "✓", "✗"
 
@@ -174,7 +176,9 @@ def measure(
         }
         failures = dict(workers.failures)
     counted = stream.transitions
-    needed = memory_transitions or (VECTOR_TRANSITIONS if group_of(name) == "vectors" else counted)
+    needed = memory_transitions or counted
+    if group_of(name) == "vectors" and not memory_transitions:
+        needed = max(VECTOR_TRANSITIONS, round(VECTOR_BYTES / sb3_bytes(stream) * stream.transitions))
     if needed != counted and not failures:
         counted = needed // N_ENVS * N_ENVS
         memory, usage = measure_memory(name, subjects, counted)

@@ -118,7 +118,7 @@ def _copied(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("n_columns", [1, 2])
-@pytest.mark.parametrize(("n_slots", "n_envs"), [(1, 1), (1, 3), (2, 2), (3, 1), (7, 3), (20, 2)])
+@pytest.mark.parametrize(("n_slots", "n_envs"), [(1, 1), (1, 3), (2, 2), (3, 1), (7, 3), (20, 2), (3, 17)])
 def test_any_history_reads_as_sb3s_arrays_would(n_slots: int, n_envs: int, n_columns: int) -> None:
     for seed in range(4):
         history = History(n_slots, n_envs, n_columns, seed)

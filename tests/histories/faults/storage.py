@@ -16,8 +16,8 @@ PLAIN_FAULTS = [
     Fault(
         "the last environment's next observation is always shared",
         PLAIN,
-        "lanes = np.flatnonzero(np.logical_or.reduce(words, axis=1))",
-        "lanes = np.flatnonzero(np.logical_or.reduce(words[:-1], axis=1))",
+        "for env, part in enumerate(self._parts)",
+        "for env, part in enumerate(self._parts[:-1])",
     ),
     Fault(
         "assigned observations change the step before",
@@ -28,8 +28,8 @@ PLAIN_FAULTS = [
     Fault(
         "a row in use counts as free",
         PLAIN,
-        "own: list[int] = rows[rows >= self._first_free].tolist()",
-        "own: list[int] = rows.tolist()",
+        "if row >= self._first_free]",
+        "if row]",
     ),
     Fault(
         "an assigned next observation of the newest step is not read",
