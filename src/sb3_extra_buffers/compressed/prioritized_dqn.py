@@ -48,6 +48,12 @@ class PrioritizedDQN(DQN):
         self.logger.record("train/loss", np.mean(losses))
         self.logger.record("train/beta", self.replay_buffer.beta)
 
+    def td_errors(self, batch: PrioritizedReplayBufferSamples) -> th.Tensor:
+        """The TD errors of a batch, without gradients."""
+        with th.no_grad():
+            values, targets = self._values_and_targets(batch)
+        return targets - values
+
     def _values_and_targets(self, batch: PrioritizedReplayBufferSamples) -> tuple[th.Tensor, th.Tensor]:
         discounts = self.gamma if batch.discounts is None else batch.discounts
         with th.no_grad():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sb3_extra_buffers.distributed.algorithm import distributed
+from sb3_extra_buffers.distributed.algorithm import ape_x, distributed
 from sb3_extra_buffers.distributed.buffer import ShardedReplayBuffer
 
-__all__ = ["ShardedReplayBuffer", "distributed"]
+__all__ = ["ShardedReplayBuffer", "ape_x", "distributed"]

@@ -25,6 +25,7 @@ def distributed(algorithm: type[BaseAlgorithm]) -> Any:
     - ``make_env``: a function that returns an environment, or a ``VecEnv`` with ``envs`` of them. Not needed if ``env``
       is the name of an environment.
     - ``algorithm_kwargs``: arguments of the algorithm that are different for collectors, such as another exploration.
+      Or a function that returns them for each collector, such as :func:`ape_x`.
     - ``buffer_kwargs``: options of the collectors' buffers, such as ``compression_method``.
     - ``actor_options``: options of ``ray.remote`` for collectors. By default, each takes one CPU of a cluster. On this
       machine, they share the CPUs.
@@ -57,3 +58,12 @@ def distributed(algorithm: type[BaseAlgorithm]) -> Any:
 def _learner_class(learner: type[Learner], algorithm: type[BaseAlgorithm]) -> type[BaseAlgorithm]:
     name = f"Distributed{algorithm.__name__}"
     return type(name, (learner, algorithm), {"_algorithm": algorithm, "__doc__": algorithm.__doc__})
+
+
+def ape_x(number: int, n: int) -> dict[str, float]:
+    """For ``algorithm_kwargs`` of DQN: a constant exploration rate for each collector, from 0.4 down to 0.0007.
+
+    As in https://arxiv.org/abs/1803.00933: some collectors explore far, and some follow the policy.
+    """
+    epsilon = 0.4 ** (1 + 7 * number / max(n - 1, 1))
+    return {"exploration_initial_eps": epsilon, "exploration_final_eps": epsilon}

@@ -20,6 +20,10 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
+from sb3_extra_buffers.compressed.prioritized_buffer import (
+    CompressedPrioritizedReplayBuffer,
+    PrioritizedReplayBufferSamples,
+)
 from sb3_extra_buffers.errors import ConfigurationError
 
 Weights = dict[str, npt.NDArray[Any]]
@@ -34,6 +38,8 @@ class CollectorPlan(NamedTuple):
     algorithm: type[BaseAlgorithm]
     arguments: dict[str, Any]
     """Of the algorithm, without its environment. Its buffer is a small one that can export segments."""
+    different: list[dict[str, Any]]
+    """For each collector, arguments that only it has."""
     make_env: MakeEnv
     n_envs: int
     n_steps: int
@@ -57,7 +63,7 @@ class Collector:
         self.plan, self.index = plan, index
         env = _make_vec_env(plan)
         arguments = {
-            **copy.deepcopy(plan.arguments),
+            **copy.deepcopy({**plan.arguments, **plan.different[index]}),
             "seed": seed,
             "device": "cpu",
             "verbose": 0,
@@ -96,8 +102,26 @@ class Collector:
             model.collect_rollouts(
                 model.env, self._callback, steps, buffer, model.action_noise, model.learning_starts, None
             )
-        segment = buffer.export_segment(policy_version=max(self.version, 0), extra={"episodes": self._steps.episodes})
+        has_priorities = hasattr(model, "td_errors") and isinstance(buffer, CompressedPrioritizedReplayBuffer)
+        if has_priorities:
+            self._set_priorities(buffer)
+        segment = buffer.export_segment(
+            priorities=has_priorities,
+            policy_version=max(self.version, 0),
+            extra={"episodes": self._steps.episodes},
+        )
         return np.frombuffer(segment, dtype=np.uint8)
+
+    def _set_priorities(self, buffer: CompressedPrioritizedReplayBuffer) -> None:
+        """Compute the TD errors of the newest steps with the weights of this collector.
+
+        At the end of the segment, n-step returns are shorter, because their last steps are still to come.
+        """
+        slots = (buffer.pos + np.arange(-self.plan.n_steps, 0)) % buffer.buffer_size
+        indices = (slots[:, None] * buffer.n_envs + np.arange(buffer.n_envs)).reshape(-1)
+        samples = buffer._samples_at(*np.divmod(indices, buffer.n_envs), None)
+        batch = PrioritizedReplayBufferSamples._make([*samples, None, indices])
+        buffer.update_priorities(indices, self.model.td_errors(batch))  # type: ignore[attr-defined]  # asked before
 
     def close(self) -> None:
         if self.model.env is not None:
@@ -155,3 +179,6 @@ def load_weights(model: BaseAlgorithm, weights: Weights) -> None:
     with th.no_grad():
         for name, value in weights.items():
             own[name].copy_(th.from_numpy(np.array(value)))
+            # Only for first priorities: it saves sending the target network, too.
+            if (target := own.get(name.replace("q_net.", "q_net_target.", 1))) is not None:
+                target.copy_(own[name])

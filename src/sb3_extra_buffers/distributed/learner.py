@@ -98,6 +98,16 @@ class Learner(BaseAlgorithm):
                 self._intake.stop()
                 self._intake = None
 
+    def _different_arguments(self) -> list[dict[str, Any]]:
+        """For each collector, the arguments of the algorithm that differ from the learner's."""
+        assert self.collectors is not None
+        given, n = self.collectors["algorithm_kwargs"] or {}, self.collectors["n"]
+        different = [dict(given(number, n)) if callable(given) else dict(given) for number in range(n)]
+        known = inspect.signature(self._algorithm.__init__).parameters
+        if unknown := {name for each in different for name in each}.difference(known):
+            raise ArgumentError(f"algorithm_kwargs: {self._algorithm.__name__} has no argument {min(unknown)!r}.")
+        return different
+
     def _start_intake(self, buffer: Any, plan: CollectorPlan, ahead: int) -> Intake:
         """Start the collectors.
 

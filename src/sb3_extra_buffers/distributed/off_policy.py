@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gymnasium import spaces
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import RolloutReturn, TrainFreq, TrainFrequencyUnit
@@ -14,6 +15,7 @@ from sb3_extra_buffers.compressed.prioritized_buffer import (
     CompressedDictPrioritizedReplayBuffer,
     CompressedPrioritizedReplayBuffer,
 )
+from sb3_extra_buffers.compressed.prioritized_dqn import PrioritizedDQN
 from sb3_extra_buffers.compressed.replay_buffer import CompressedDictReplayBuffer, CompressedReplayBuffer
 from sb3_extra_buffers.distributed.buffer import ShardedReplayBuffer
 from sb3_extra_buffers.distributed.collector import CollectorPlan, weights_of
@@ -41,22 +43,48 @@ class OffPolicyLearner(Learner, OffPolicyAlgorithm):
             self._refuse_normalization()
             self.n_envs = self.collectors["envs"]
             self.replay_buffer_kwargs = {**self.replay_buffer_kwargs, "parts": self.collectors["n"]}
+            if isinstance(self, PrioritizedDQN) and "buffer_class" not in self.replay_buffer_kwargs:
+                self.replay_buffer_kwargs["buffer_class"] = self._prioritized_class()
         super()._setup_model()
 
     def _plan(self) -> CollectorPlan:
-        options, buffer = self.collectors, self.replay_buffer
-        assert options is not None
-        assert isinstance(buffer, ShardedReplayBuffer)
+        assert self.collectors is not None
         of_buffer = ("buffer_size", "replay_buffer_class", "replay_buffer_kwargs", "optimize_memory_usage", "n_steps")
         arguments = {
             **{name: value for name, value in self._collector_arguments.items() if name not in of_buffer},
-            **(options["algorithm_kwargs"] or {}),
-            "buffer_size": 2 * options["segment_steps"] * options["envs"],
-            "replay_buffer_class": _collector_buffer_class(buffer),
-            "replay_buffer_kwargs": dict(options["buffer_kwargs"] or {}),
+            "buffer_size": 2 * self.collectors["segment_steps"] * self.collectors["envs"],
+            "replay_buffer_class": self._collector_buffer_class(),
+            "replay_buffer_kwargs": {**self._priority_options(), **(self.collectors["buffer_kwargs"] or {})},
             "learning_starts": self.learning_starts,
         }
-        return CollectorPlan(self._algorithm, arguments, options["make_env"], options["envs"], options["segment_steps"])
+        return CollectorPlan(
+            self._algorithm,
+            arguments,
+            self._different_arguments(),
+            self.collectors["make_env"],
+            self.collectors["envs"],
+            self.collectors["segment_steps"],
+        )
+
+    def _has_priorities(self) -> bool:
+        buffer_class = self.replay_buffer_kwargs.get("buffer_class", ReplayBuffer)
+        return issubclass(buffer_class, CompressedPrioritizedReplayBuffer)
+
+    def _prioritized_class(self) -> type[CompressedPrioritizedReplayBuffer]:
+        is_dict = isinstance(self.observation_space, spaces.Dict)
+        return CompressedDictPrioritizedReplayBuffer if is_dict else CompressedPrioritizedReplayBuffer
+
+    def _collector_buffer_class(self) -> type[CompressedReplayBuffer]:
+        """The simplest class with which the algorithm can be created."""
+        if self._has_priorities():
+            return self._prioritized_class()
+        is_dict = isinstance(self.observation_space, spaces.Dict)
+        return CompressedDictReplayBuffer if is_dict else CompressedReplayBuffer
+
+    def _priority_options(self) -> dict[str, Any]:
+        """What collectors need to compute the first priorities of their transitions."""
+        names = ("alpha", "epsilon", "n_steps", "gamma") if self._has_priorities() else ()
+        return {name: value for name, value in self.replay_buffer_kwargs.items() if name in names}
 
     def collect_rollouts(
         self,
@@ -114,11 +142,3 @@ class OffPolicyLearner(Learner, OffPolicyAlgorithm):
     def dump_logs(self) -> None:
         self._record_collectors()
         super().dump_logs()
-
-
-def _collector_buffer_class(buffer: ShardedReplayBuffer) -> type[CompressedReplayBuffer]:
-    """The simplest class with which the algorithm can be created."""
-    is_dict = isinstance(buffer.observation_space, spaces.Dict)
-    if isinstance(buffer.parts[0], CompressedPrioritizedReplayBuffer):
-        return CompressedDictPrioritizedReplayBuffer if is_dict else CompressedPrioritizedReplayBuffer
-    return CompressedDictReplayBuffer if is_dict else CompressedReplayBuffer

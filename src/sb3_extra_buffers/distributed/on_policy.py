@@ -60,13 +60,12 @@ class OnPolicyLearner(Learner, OnPolicyAlgorithm):
         options = {name: value for name, value in self.rollout_buffer_kwargs.items() if name != "parts"}
         arguments = {
             **self._collector_arguments,
-            **(self.collectors["algorithm_kwargs"] or {}),
             "n_steps": self.n_steps,
             "rollout_buffer_class": _collector_buffer_class(isinstance(self.observation_space, spaces.Dict)),
             "rollout_buffer_kwargs": {**options, **(self.collectors["buffer_kwargs"] or {})},
         }
         make_env, n_envs = self.collectors["make_env"], self.collectors["envs"]
-        return CollectorPlan(self._algorithm, arguments, make_env, n_envs, self.n_steps)
+        return CollectorPlan(self._algorithm, arguments, self._different_arguments(), make_env, n_envs, self.n_steps)
 
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, rollout_buffer: Any, n_rollout_steps: int) -> bool:
         if self.collectors is None:
