@@ -99,7 +99,7 @@ class Progress(BaseCallback):
         self.bar = tqdm(total=steps, unit="step")
 
     def _on_step(self) -> bool:
-        self.bar.update(self.training_env.num_envs)
+        self.bar.update(self.model.n_envs)
         return True
 
     def _on_rollout_end(self) -> None:

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch as th
 from sb3_contrib import ARS, QRDQN, TQC
-from stable_baselines3 import DQN, SAC, TD3
+from stable_baselines3 import DQN, PPO, SAC, TD3
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
@@ -27,7 +28,7 @@ from sb3_extra_buffers.distributed import ShardedReplayBuffer, ape_x, distribute
 from sb3_extra_buffers.distributed import learner as learner_module
 from sb3_extra_buffers.distributed.transport import LocalTransport, Reply
 from sb3_extra_buffers.errors import ArgumentError, ConfigurationError, WorkerError
-from tests.distributed.test_on_policy import Game
+from tests.distributed.test_on_policy import Game, Keep
 
 NETWORK = {"net_arch": [8]}
 
@@ -116,23 +117,39 @@ def test_callbacks_and_the_logger_see_every_step(tmp_path: Any) -> None:
     assert evaluate.best_mean_reward > 0
 
 
-def test_scalars_for_the_logger() -> None:
-    from stable_baselines3.common.logger import KVWriter, Logger
+def test_the_logger_has_what_users_of_sb3_know() -> None:
+    written = []
+    for model in (make(), DQN("MlpPolicy", "CartPole-v1", learning_starts=50, policy_kwargs=dict(NETWORK), seed=0)):
+        keep = Keep()
+        model.set_logger(Logger(None, [keep]))
+        model.learn(400, log_interval=2)
+        written.append(keep.rows[-1])
+    ours, theirs = written
+    assert {"rollout/ep_rew_mean", "time/fps", "rollout/exploration_rate", "train/loss"} <= theirs.keys()
+    assert theirs.keys() <= ours.keys()
+    assert {"collectors/bytes_per_transition", "collectors/weights_behind"} <= ours.keys() - theirs.keys()
+    assert ours["collectors/segments_lost"] == 0
+    assert ours["time/fps"] > 0
 
-    rows: list[dict[str, Any]] = []
 
-    class Keep(KVWriter):
-        def write(self, key_values: dict[str, Any], *_: Any) -> None:
-            rows.append(dict(key_values))
+@pytest.mark.filterwarnings("ignore:rich is experimental")
+@pytest.mark.parametrize(("algorithm", "n_envs"), [(DQN, 2), (PPO, 4)])
+def test_the_progress_bar_counts_the_steps_of_the_collectors(
+    algorithm: Any, n_envs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Bar(learner_module._ProgressBar):
+        def _on_training_end(self) -> None:
+            shown.append(self.pbar.n)
+            super()._on_training_end()
 
-        def close(self) -> None:
-            pass
-
-    model = make()
-    model.set_logger(Logger(None, [Keep()]))
-    model.learn(400, log_interval=2)
-    assert {"collectors/bytes_per_transition", "collectors/weights_behind", "rollout/ep_rew_mean"} <= rows[-1].keys()
-    assert rows[-1]["collectors/segments_lost"] == 0
+    shown: list[int] = []
+    monkeypatch.setattr(learner_module, "_ProgressBar", Bar)
+    options = {"n": 2, "envs": 2, "in_process": True}
+    given = {"learning_starts": 50} if algorithm is DQN else {"n_steps": 16, "batch_size": 16}
+    model = distributed(algorithm)("MlpPolicy", "CartPole-v1", device="cpu", collectors=options, **given)
+    assert model.n_envs == n_envs
+    model.learn(128, callback=[Watch()], progress_bar=True)
+    assert shown == [128]
 
 
 def test_a_callback_can_end_the_training() -> None:

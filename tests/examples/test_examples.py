@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 for package in ("ale_py", "cv2", "imageio_ffmpeg", "vizdoom", "psutil"):
     pytest.importorskip(package)
@@ -109,6 +112,45 @@ def test_doom(run: Callable[..., str], tmp_path: Path) -> None:
     assert (tmp_path / "doom.mp4").stat().st_size > 1_000
 
 
+@pytest.mark.parametrize("algorithm", ["dqn", "prioritized", "ppo"])
+def test_training_with_collectors(algorithm: str, run: Callable[..., str]) -> None:
+    few = ["--algo", algorithm, "--env", "CartPole-v1", "--steps", "64", "--buffer-size", "999", "--in-process"]
+    printed = run("example_train_distributed", *few)
+    assert f"saved as models/{algorithm}_distributed.zip" in printed
+    assert "bytes per transition: " in printed
+    assert "last" in printed
+
+
+def test_recipes_for_clusters() -> None:
+    """The shell script is valid, and the RayJob has what the one in KubeRay's repository has."""
+    script = EXAMPLES / "cluster" / "slurm.sh"
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    assert "#SBATCH --nodes=" in script.read_text()
+    job = yaml.safe_load((EXAMPLES / "cluster" / "kuberay.yaml").read_text())
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    known = {"entrypoint", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "runtimeEnvYAML", "rayClusterSpec"}
+    assert set(job["spec"]) <= known
+    assert yaml.safe_load(job["spec"]["runtimeEnvYAML"])["pip"]
+    cluster = job["spec"]["rayClusterSpec"]
+    assert set(cluster) == {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
+    (workers,) = cluster["workerGroupSpecs"]
+    assert set(workers) == {"replicas", "minReplicas", "maxReplicas", "groupName", "rayStartParams", "template"}
+    for group in (cluster["headGroupSpec"], workers):
+        (container,) = group["template"]["spec"]["containers"]
+        assert container["image"].removeprefix("rayproject/ray:").startswith(cluster["rayVersion"])
+        assert set(container["resources"]) == {"limits", "requests"}
+    # Both run the example with arguments that it has.
+    for command in (script.read_text(), job["spec"]["entrypoint"]):
+        (line,) = (line for line in command.splitlines() if "example_train_distributed.py" in line and "python" in line)
+        options = re.findall(r"--[a-z-]+", line)
+        assert options
+        assert all(
+            f'"{option}"' in (EXAMPLES / "example_train_distributed.py").read_text()
+            or f'"{option}"' in (EXAMPLES / "common.py").read_text()
+            for option in options
+        )
+
+
 @pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
 def test_training_on_the_device(algorithm: str, run: Callable[..., str]) -> None:
     printed = run(
@@ -129,6 +171,7 @@ def test_every_example_has_help_and_is_tested(path: Path, run: Callable[..., str
     others = {
         "eval_memory_saving",
         "eval_memory_loading",
+        "train_distributed",
         "train_on_device",
         "train_own_loop",
         "train_recurrent",

@@ -49,7 +49,7 @@ def cluster_demo(env_id: str, collectors: int, envs: int, steps: int, address: s
         ("  of each collector", ", ".join(f"{count:,}" for count in statistics.transitions.tolist())),
         ("transitions per second", f"{scalars['transitions_per_second']:,.0f}"),
         ("bytes per transition on the way", f"{scalars['bytes_per_transition']:,.0f}"),
-        ("bytes per transition in the buffer", f"{usage / max(1, model.replay_buffer.size() * envs):,.0f}"),
+        ("bytes per transition in the buffer", f"{usage.bytes_per_transition:,.0f}"),
         ("gradient steps", f"{model._n_updates:,}"),
         ("time spent on publishing weights", f"{scalars['fraction_publishing']:.2%}"),
         ("time spent on waiting for collectors", f"{scalars['fraction_waiting']:.0%}"),

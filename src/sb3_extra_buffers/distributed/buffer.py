@@ -27,6 +27,7 @@ from sb3_extra_buffers.compressed.segments import SegmentInfo
 from sb3_extra_buffers.compressed.sequence_buffer import CompressedSequenceReplayBuffer
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
 from sb3_extra_buffers.storage.outputs import OutputPool
+from sb3_extra_buffers.storage.usage import MemoryUsage
 
 
 class ShardedReplayBuffer(ReplayBuffer):
@@ -188,9 +189,9 @@ class ShardedReplayBuffer(ReplayBuffer):
         buffer._share_outputs()
         return buffer
 
-    def memory_usage(self) -> int:
-        """The bytes that the contents of all parts take."""
-        return sum(part.memory_usage().total for part in self.parts)
+    def memory_usage(self) -> MemoryUsage:
+        """The memory that the contents of all parts take, by kind."""
+        return MemoryUsage.of_parts([part.memory_usage() for part in self.parts])
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         """A batch over all parts, each transition with the same probability, or in proportion to its priority."""

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import gymnasium as gym
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ProgressBarCallback
 
 from sb3_extra_buffers.distributed.collector import CollectorPlan
 from sb3_extra_buffers.distributed.intake import Intake, Statistics
@@ -98,6 +99,13 @@ class Learner(BaseAlgorithm):
                 self._intake.stop()
                 self._intake = None
 
+    def _init_callback(self, callback: Any, progress_bar: bool = False) -> BaseCallback:
+        if self.collectors is not None and progress_bar:
+            callbacks = CallbackList([super()._init_callback(callback), _ProgressBar()])
+            callbacks.init_callback(self)
+            return callbacks
+        return super()._init_callback(callback, progress_bar)
+
     def _different_arguments(self) -> list[dict[str, Any]]:
         """For each collector, the arguments of the algorithm that differ from the learner's."""
         assert self.collectors is not None
@@ -135,3 +143,11 @@ class Learner(BaseAlgorithm):
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_intake"]
+
+
+class _ProgressBar(ProgressBarCallback):
+    """SB3's counts the environments of the learner, which are not stepped."""
+
+    def _on_step(self) -> bool:
+        self.pbar.update(self.model.n_envs)
+        return True

@@ -14,6 +14,7 @@ from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.compressed.rollout_buffer import CompressedDictRolloutBuffer, CompressedRolloutBuffer
 from sb3_extra_buffers.errors import EmptyBufferError
+from sb3_extra_buffers.storage.usage import MemoryUsage
 
 
 class ShardedRolloutBuffer(RolloutBuffer):
@@ -63,6 +64,10 @@ class ShardedRolloutBuffer(RolloutBuffer):
         self.generator_ready = False
         self.pos = min(part.pos for part in self.parts)
         self.full = self.pos == self.buffer_size
+
+    def memory_usage(self) -> MemoryUsage:
+        """The memory that the contents of all parts take, by kind."""
+        return MemoryUsage.of_parts([part.memory_usage() for part in self.parts])
 
     def add(self, *step: Any) -> None:
         raise NotImplementedError("Collectors fill this buffer: use ingest_segment() of its parts, then join().")

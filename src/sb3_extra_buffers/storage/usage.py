@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,13 @@ class MemoryUsage:
     """The same data in SB3's buffer."""
     choice: str = ""
     """What ``auto`` measured, and why it has chosen the method."""
+
+    @classmethod
+    def of_parts(cls, parts: Sequence[MemoryUsage]) -> MemoryUsage:
+        """The usage of several buffers together."""
+        added = ("transitions", "payload", "references", "index", "fields", "raw_equivalent")
+        sums = {name: sum(getattr(part, name) for part in parts) for name in added}
+        return replace(parts[0], **sums)
 
     @property
     def total(self) -> int:
