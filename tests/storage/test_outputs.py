@@ -223,6 +223,12 @@ def test_memory_is_used_again() -> None:
     assert len(addresses) == 2
 
 
+def test_large_arrays_are_aligned_so_that_other_libraries_can_use_their_memory() -> None:
+    pool = OutputPool()
+    kept = [pool.take((1 << 16, n), np.dtype(np.uint8), CPU) for n in range(1, 20)]
+    assert {array.ctypes.data % 64 for array in kept} == {0}
+
+
 def test_memory_that_is_kept_is_replaced_by_other_memory() -> None:
     pool = OutputPool()
     kept = [pool.take((BATCH, 4096), np.dtype(np.uint8), CPU)[1:] for _ in range(10)]

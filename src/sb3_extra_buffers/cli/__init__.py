@@ -23,6 +23,7 @@ from sb3_extra_buffers.cli.common import table
 from sb3_extra_buffers.cli.demo import demo
 from sb3_extra_buffers.cli.estimate import estimate
 from sb3_extra_buffers.cli.verify import verify
+from sb3_extra_buffers.cli.zoo import zoo
 from sb3_extra_buffers.errors import ExtraBuffersError
 
 PROGRAM = "sb3-extra-buffers"
@@ -82,7 +83,7 @@ def inspect(file: Path, no_checksums: bool) -> None:
         sys.exit(1)
 
 
-for command in (bench, estimate, verify, demo, cluster_demo):
+for command in (bench, estimate, verify, demo, cluster_demo, zoo):
     app.add_command(command)
 
 

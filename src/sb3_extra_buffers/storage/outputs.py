@@ -27,6 +27,8 @@ from sb3_extra_buffers.interruption import uninterrupted
 _KEPT_BLOCKS = 4
 """Observations and next observations of a batch, and of the previous one, which a training loop often still holds."""
 _SMALLEST_BLOCK = 1 << 16
+_ALIGNMENT = 64
+"""As torch allocates memory. JAX uses the memory of an array if it is aligned like this, and else copies it."""
 
 
 class _Lease(np.ndarray[Any, np.dtype[np.uint8]]):
@@ -53,7 +55,10 @@ class _Block:
             self._owner = th.empty(size, dtype=th.uint8, pin_memory=True)
             self._memory: Any = (ctypes.c_ubyte * size).from_address(self._owner.data_ptr())
         else:
-            self._memory = _Lease(size, dtype=np.uint8)
+            # A plain array would become the base of the arrays that are handed out, instead of their lease.
+            memory = _Lease(size + _ALIGNMENT, dtype=np.uint8)
+            start = -memory.ctypes.data % _ALIGNMENT
+            self._memory = memory[start : start + size]
 
     def lend(self) -> _Lease:
         lease = _Lease(self.size, dtype=np.uint8, buffer=self._memory)
