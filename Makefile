@@ -1,4 +1,4 @@
-# Every target makes its own environment first: a Python of 3.10 to 3.13 is all that a machine needs.
+# Every target makes its own environment first: a Python of 3.10 to 3.14 is all that a machine needs.
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin

@@ -20,13 +20,15 @@ EXTRAS = [name for name in PROJECT["optional-dependencies"] if name not in ("dev
 TESTED = "fast,atari,contrib,minari,video,plots,dev"
 PINNED = ("--constraint", str(Path("constraints.txt").resolve()))
 DIST = Path("dist")
+# Processes share the cores: torch's threads must not keep them busy while they wait.
+PASSIVE = {"OMP_WAIT_POLICY": "passive"}
 
 
 @nox.session(python=PYTHONS)
 def test(session: nox.Session) -> None:
     """All tests, with the pinned versions that this Python has."""
     session.install(*PINNED, "--editable", f".[{TESTED}]")
-    session.run("pytest", "-n", "auto", *session.posargs)
+    session.run("pytest", "-n", "auto", *session.posargs, env=PASSIVE)
 
 
 @nox.session(python="3.10")
@@ -37,7 +39,7 @@ def oldest(session: nox.Session) -> None:
     ]
     oldest = [re.sub(r"([\w-]+)>=([\w.]+).*", r"\1==\2", line) for line in wanted]
     session.install("--editable", ".[contrib,atari,dev]", *oldest)
-    session.run("pytest", "-n", "auto", *session.posargs)
+    session.run("pytest", "-n", "auto", *session.posargs, env=PASSIVE)
 
 
 @nox.session
@@ -57,7 +59,7 @@ def package(session: nox.Session, extra: str) -> None:
     script = Path("scripts/try_package.py").resolve()
     session.install(*PINNED, f"sb3-extra-buffers[{extra}] @ {wheel.as_uri()}" if extra else str(wheel))
     session.chdir(session.create_tmp())
-    session.run("python", str(script), extra)
+    session.run("python", str(script), extra, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session(requires=["build"])
@@ -68,4 +70,4 @@ def sdist(session: nox.Session) -> None:
         folder = Path(session.create_tmp(), archive.getnames()[0].partition("/")[0])
     session.chdir(folder)
     session.install(*PINNED, "--editable", f".[{TESTED}]")
-    session.run("pytest", "-n", "auto", *session.posargs)
+    session.run("pytest", "-n", "auto", *session.posargs, env=PASSIVE)

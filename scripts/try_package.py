@@ -36,10 +36,11 @@ def train(method: str) -> None:
         "MlpPolicy",
         "CartPole-v1",
         buffer_size=2_000,
+        learning_starts=50,
         replay_buffer_class=CompressedReplayBuffer,
         replay_buffer_kwargs={"compression_method": method},
     )
-    model.learn(500)
+    model.learn(150)
     with TemporaryDirectory() as folder:
         model.replay_buffer.save(Path(folder) / "buffer.sb3x")
         assert CompressedReplayBuffer.load(Path(folder) / "buffer.sb3x").size() == model.replay_buffer.size()

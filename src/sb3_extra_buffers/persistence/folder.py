@@ -186,7 +186,8 @@ class BufferFolder:
         logger.info("%s", problem)
         self._problem = problem
         for path in self._new_files:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # Windows cannot remove a file that is mapped
+                path.unlink()
         self._lock.release()
 
     def _check_open(self) -> None:
