@@ -156,7 +156,7 @@ class SavedState:
         return decode(json.loads(self.array(name, np.uint8, (None,)).tobytes()))
 
     def map_bytes(self, name: str) -> Any:
-        """Memory that holds an array of bytes or loads it on access, or ``None`` where it is to be read now."""
+        """Memory that holds an array of bytes or loads it on access. If ``None``, call :meth:`read_bytes`."""
         return self._source.map(self._checked_path(name, np.uint8, (None,)), self._progress)
 
     def array_nbytes(self, name: str) -> int:

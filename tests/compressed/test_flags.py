@@ -92,3 +92,18 @@ def test_saved_and_loaded(is_odd: bool, tmp_path: Path) -> None:
     assert_same_batches(plain, loaded)
     assert_same(plain.timeouts, loaded.timeouts)
     assert_same(plain.dones, loaded.dones)
+
+
+def test_another_thread_may_unpack_them_at_any_moment() -> None:
+    """That adds attributes to the buffer, and a dict that grows cannot be iterated over."""
+    _, ours = pair()
+
+    class ThreadSwitch:
+        @property
+        def __class__(self) -> type:  # asked for by isinstance() in memory_usage()
+            ours.dones[0]
+            return object
+
+    vars(ours)["switch"] = ThreadSwitch()
+    assert ours.memory_usage().transitions == SLOTS * N_ENVS
+    assert ours._flags is None

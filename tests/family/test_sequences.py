@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ class TestArguments:
             ({"length": 51}, r"50 steps .* no room for a sequence of 51"),
             ({"latents": {"state": "big"}}, r"'state' must be given as a shape, \(256,\).*'big'"),
             ({"latents": {"state": ((2,), object)}}, "'state' must be given"),
+            ({"latents": {"state": (-1,)}}, "'state' must be given"),
             ({"optimize_memory_usage": True}, "Leave it out"),
         ],
     )
@@ -58,6 +60,24 @@ class TestArguments:
     def test_of_priorities_that_cannot_work(self, options: dict[str, Any], message: str) -> None:
         with pytest.raises(ConfigurationError, match=message):
             make(cls=CompressedPrioritizedSequenceReplayBuffer, **options)
+
+    def test_latents_are_updated_together_or_not_at_all(self) -> None:
+        buffer = make(latents={"first": (1,), "second": (1,)})
+        for number in range(8):
+            add(buffer, number)
+        positions = buffer.sample(2).positions
+        ones = np.ones((*positions.shape, 1))
+        with pytest.raises(ValueError, match="could not convert"):
+            buffer.update_latents(positions, {"first": ones, "second": np.full_like(ones, "many", dtype="U4")})
+        assert not buffer.latent_first.any()
+
+    def test_latents_may_be_of_any_float_type(self, tmp_path: Path) -> None:
+        buffer = make(latents={"state": ((1,), ">f4")})
+        for number in range(8):
+            add(buffer, number, latents={"state": th.full((1, 1), 1.5, dtype=th.bfloat16)})
+        assert (buffer.latent_state[:8] == 1.5).all()
+        buffer.save(tmp_path / "buffer")
+        assert (type(buffer).load(tmp_path / "buffer").latent_state[:8] == 1.5).all()
 
     def test_an_unknown_latent_is_named(self) -> None:
         buffer = make(latents={"state": (2,)})

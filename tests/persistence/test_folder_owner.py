@@ -57,7 +57,7 @@ def in_a_fork(work: Any) -> int:
         try:
             work()
         except ConfigurationError as error:
-            os._exit(7 if "of which this one is a fork" in str(error) else 1)
+            os._exit(7 if "this process is a fork of it" in str(error) else 1)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 

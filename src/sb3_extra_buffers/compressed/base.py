@@ -147,7 +147,8 @@ class BaseCompressedBuffer(OldAttributes, SegmentBuffer):
         """The memory that the current contents take, by kind."""
         stores = self._stores.values()
         filled = self.size() / self.buffer_size
-        fields = sum(array.nbytes for array in vars(self).values() if isinstance(array, np.ndarray))
+        attributes = list(vars(self).values())  # a copy: another thread may add attributes meanwhile
+        fields = sum(array.nbytes for array in attributes if isinstance(array, np.ndarray))
         raw = sum(math.prod(store.shape) * store.dtype.itemsize for store in stores) * self._n_columns
         transitions = self.size() * self.n_envs
         return MemoryUsage(

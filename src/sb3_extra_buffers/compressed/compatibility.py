@@ -30,9 +30,6 @@ from sb3_extra_buffers.storage.observation_store import ObservationStore
 
 HAS_NUMBA, HAS_IGZIP, HAS_ZSTD, HAS_LZ4 = has_numba(), has_igzip(), has_zstd(), has_lz4()
 
-_UNSIGNED = (np.uint8, np.uint16, np.uint32, np.uint64)
-_SIGNED = (np.int8, np.int16, np.int32, np.int64)
-
 
 def find_smallest_dtype(max_val: float, signed: bool = False, fallback: npt.DTypeLike = np.float32) -> np.dtype[Any]:
     """The smallest integer dtype that holds ``max_val``, or ``fallback`` where none does.
@@ -40,9 +37,10 @@ def find_smallest_dtype(max_val: float, signed: bool = False, fallback: npt.DTyp
     A negative ``max_val`` needs a signed dtype and gets one. A number with a fraction fits into no integer dtype.
     """
     if math.isfinite(max_val) and max_val == int(max_val):
-        for dtype in _SIGNED if signed or max_val < 0 else _UNSIGNED:
-            if np.iinfo(dtype).min <= int(max_val) <= np.iinfo(dtype).max:
-                return np.dtype(dtype)
+        value = int(max_val)
+        dtype = np.min_scalar_type(-value - 1 if signed and value >= 0 else value)
+        if dtype.kind in "iu":
+            return dtype
     return np.dtype(fallback)
 
 

@@ -20,7 +20,7 @@ _PIECE = 1 << 14
 
 
 class _FlagField:
-    """Whoever asks for the array gets it. From then on, the buffer has SB3's arrays, which that caller may change."""
+    """Reading it unpacks the flags. From then on, the buffer has SB3's arrays, because the caller may change them."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -40,7 +40,7 @@ class _FlagField:
 
 
 class BufferWithFlags(ReplayBuffer):
-    """A replay buffer with flags as long as nobody asks for ``dones`` or ``timeouts``, and all of them are 0 or 1."""
+    """A replay buffer with flags until ``dones`` or ``timeouts`` is read, or one of them is neither 0 nor 1."""
 
     dones = _FlagField()
     timeouts = _FlagField()

@@ -26,7 +26,7 @@ register_decoder("$goals", lambda name: GoalSelectionStrategy[name])
 
 
 class _HerBase(CompressedDictReplayBuffer):
-    """Takes the place of ``DictReplayBuffer``, the base class of ``HerReplayBuffer``, and gets our options as well."""
+    """The base class of ``HerReplayBuffer`` instead of ``DictReplayBuffer``, which also gets our options."""
 
     _options: StorageOptions
 

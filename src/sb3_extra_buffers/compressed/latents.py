@@ -89,7 +89,8 @@ class StepLatents(CompressedReplayBuffer):
         where = np.asarray(on_host(positions))
         given = {}
         for name, values in latents.items():
-            array, shape = np.asarray(on_host(values)), self._latent(name).shape[2:]
+            latent = self._latent(name)
+            array, shape = np.asarray(on_host(values), dtype=latent.dtype), latent.shape[2:]
             if array.shape != (*where.shape, *shape):
                 raise ConfigurationError(
                     f"The latent {name!r} of positions of shape {where.shape} must have the shape "
@@ -116,9 +117,10 @@ def _shape_and_dtype(name: str, given: Any) -> tuple[tuple[int, ...], str]:
     try:
         is_shape = all(isinstance(size, int | np.integer) for size in given)
         shape, dtype = (given, np.float32) if is_shape else given
-        if np.dtype(dtype).kind not in "biuf":
+        dtype = np.dtype(dtype).newbyteorder("=")
+        if dtype.kind not in "biuf" or min(shape, default=0) < 0:
             raise ValueError
-        return tuple(int(size) for size in shape), np.dtype(dtype).str
+        return tuple(int(size) for size in shape), dtype.str
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
             f"The latent {name!r} must be given as a shape, (256,), or as shape and dtype of numbers, ((256,), "

@@ -160,7 +160,7 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions, BufferWithFlags,
         return row_of(self.rewards, timeouts)
 
     def _flags_or_arrays(self, done: npt.NDArray[Any], timeouts: npt.NDArray[Any] | None) -> Any:
-        """What is to be stored of dones and timeouts."""
+        """Dones and timeouts as flags, or both arrays if they cannot be packed."""
         if self._flags is not None:
             if timeouts is None and done.dtype is _BOOL:
                 return done

@@ -1,4 +1,4 @@
-"""The values of a step, checked before they are stored, and observations of which a Dict space has several."""
+"""Checks of the values of a step before they are stored, and helpers for observations of Dict spaces."""
 
 from __future__ import annotations
 
@@ -45,4 +45,8 @@ def row_of(array: npt.NDArray[Any], values: Any) -> npt.NDArray[Any]:
 
 def on_host(values: Any) -> Any:
     """A tensor of any device as an array; other values unchanged."""
-    return values.detach().cpu().numpy() if isinstance(values, th.Tensor) else values
+    if not isinstance(values, th.Tensor):
+        return values
+    if values.dtype == th.bfloat16:  # as under autocast. NumPy does not have it, but float32 holds the same values.
+        values = values.float()
+    return values.detach().cpu().numpy()

@@ -130,7 +130,8 @@ class SaveableBuffer(BaseBuffer):
         """For pickles and copies: attributes, including those of users, the constructor arguments and the state."""
         self._check_folder()
         rebuilt = {name for cls in type(self).__mro__ for name in vars(cls).get("_rebuilt", ())} | {*self._saved_fields}
-        attributes = {name: value for name, value in vars(self).items() if name not in rebuilt}
+        # From a copy: another thread may add attributes meanwhile.
+        attributes = {name: value for name, value in vars(self).copy().items() if name not in rebuilt}
         state = Pickled(self._lock.held, self._state)
         return {**attributes, _PICKLED: {"arguments": self._arguments(), "device": self.device, "state": state}}
 

@@ -275,7 +275,7 @@ class CompressedSequenceReplayBuffer(StepLatents):
     def _observations_at(self, places: Indices, hidden: npt.NDArray[np.bool_] | None, env: VecNormalize | None) -> Any:
         """Observations and, if they are wanted, next observations at given places, as arrays or dicts of arrays.
 
-        :param hidden: Which of them are to be zero.
+        :param hidden: Which of them to set to zero.
         """
         slots, envs = np.divmod(places, self.n_envs)
         wanted = [(0, slots), (1, slots)] if self.include_next_observations else [(0, slots)]

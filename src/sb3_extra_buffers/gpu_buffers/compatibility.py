@@ -42,23 +42,15 @@ def find_gpu_buffer_dtypes(
     obs_shape: int | Iterable[int], elem_dtype: th.dtype | npt.DTypeLike = th.uint8, compression_method: str = "auto"
 ) -> dict[str, th.dtype]:
     """The ``dtypes`` argument of a buffer for observations of ``obs_shape`` and ``elem_dtype``, as torch dtypes."""
-    found = find_buffer_dtypes(obs_shape, as_numpy_dtype(elem_dtype), compression_method)
+    found = find_buffer_dtypes(obs_shape, as_numpy_dtypes(elem_dtype), compression_method)
     return {name: numpy_dtype_to_torch(dtype) for name, dtype in found.items()}
 
 
-def as_numpy_dtypes(
-    dtypes: Mapping[str, Any] | npt.DTypeLike | th.dtype | None,
-) -> dict[str, Any] | npt.DTypeLike | None:
-    """The ``dtypes`` argument of a buffer with torch's dtypes replaced by NumPy's."""
+def as_numpy_dtypes(dtypes: Any) -> Any:
+    """A dtype of torch, or each one in a dict, as NumPy's. Other values are returned unchanged."""
     if isinstance(dtypes, Mapping):
-        return {name: as_numpy_dtype(dtype) for name, dtype in dtypes.items()}
-    dtype: npt.DTypeLike | None = as_numpy_dtype(dtypes)
-    return dtype
-
-
-def as_numpy_dtype(dtype: Any) -> Any:
-    """A torch dtype as NumPy's; anything else as it is."""
-    return torch_dtype_to_numpy(dtype) if isinstance(dtype, th.dtype) else dtype
+        return {name: as_numpy_dtypes(dtype) for name, dtype in dtypes.items()}
+    return torch_dtype_to_numpy(dtypes) if isinstance(dtypes, th.dtype) else dtypes
 
 
 class RawBuffer:
@@ -123,7 +115,7 @@ class SharedRawHeap:
         self.data_end += size
 
     def read(self, cell: int) -> th.Tensor:
-        """The bytes of a cell, a view that is good until the next write."""
+        """A view of the bytes of a cell, valid until the next write."""
         start = int(self.start_idx[cell])
         return self.raw.bytes[start : start + int(self.lengths[cell])]
 
@@ -196,7 +188,7 @@ COMPRESSION_METHOD_MAP = {name: TensorCompressionMethod(name) for name in ("none
 """Every method of buffers on a device that can stand alone."""
 
 OVERALLOC_FACTOR = 1.5
-"""How much more than the estimate is to be reserved."""
+"""How many times the estimate to reserve."""
 
 MEASURED_RATIOS: dict[str, float] = {"none": 1.001, "rle": 0.753}
 """Compressed size over raw size of MsPacman observations, stacks of four 84×84 frames."""
@@ -272,7 +264,7 @@ def estimate_max_slot_bytes(
     """
     level = compresslevel if level is None else level
     shape = obs_shape if isinstance(obs_shape, Iterable) else (obs_shape,)
-    raw = math.prod(int(length) for length in shape) * np.dtype(as_numpy_dtype(elem_dtype)).itemsize
+    raw: int = math.prod(int(length) for length in shape) * np.dtype(as_numpy_dtypes(elem_dtype)).itemsize
     return math.ceil(raw * estimate_ratio(compression_method, level) * overalloc_factor)
 
 

@@ -255,14 +255,12 @@ def write(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, Value], prog
 
 def pack(meta: Mapping[str, Any], arrays: Mapping[str, Value]) -> bytes:
     """A container as bytes, for :func:`unpack`."""
-    file = io.BytesIO()
-    file.write(bytes(HEADER_BYTES))
+    file = io.BytesIO(bytes(HEADER_BYTES))
+    file.seek(HEADER_BYTES)
     manifest = _Writer(file, {}, None).write(meta, arrays)
     header = _header(file.tell(), manifest, 1)
     file.write(manifest)
-    file.seek(0)
-    file.write(header)
-    return file.getvalue()
+    return header + file.getbuffer()[HEADER_BYTES:]
 
 
 def unpack(data: bytes, name: str) -> Container:

@@ -115,8 +115,8 @@ class BufferFolder:
             raise ConfigurationError(self._problem)
         if self._process != os.getpid():
             raise ConfigurationError(
-                f"{self.path} belongs to process {self._process}, of which this one is a fork. Use the buffer there, "
-                "or close it there and open it here with load()."
+                f"{self.path} belongs to process {self._process}, and this process is a fork of it. Use the buffer "
+                "there, or close it there and open it here with load()."
             )
 
     def flush(self, buffer: Any) -> None:

@@ -62,7 +62,7 @@ class FileReport:
             "actions": self.action_space,
             "transitions": f"{self.transitions:,} of {self.capacity:,}, from {self.n_envs} environments",
             "method": ", ".join(f"{key}: {method}" if key else method for key, method in self.methods.items()),
-            "size": f"{readable(self.file_bytes)}, of which {readable(self.stored_bytes)} are up to date",
+            "size": f"{readable(self.file_bytes)}, {readable(self.stored_bytes)} of it up to date",
             "SB3 would take": f"{readable(self.raw_bytes)}, {self.ratio:.1f} times as much",
             "checksums": checksums,
         }
