@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import signal
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -295,6 +296,47 @@ def test_a_broken_file_is_an_error(tmp_path: Any) -> None:
     (tmp_path / "text").write_text("no recording")
     with pytest.raises(CorruptDataError, match="not a complete recording"):
         RecordBuffer.load(tmp_path / "text")
+
+
+def test_a_damaged_file_is_an_error(tmp_path: Any) -> None:
+    buffer = RecordBuffer((6, 5), 1, 4, dtypes=[None, None, np.int32])
+    for step in range(6):
+        buffer.add(np.full((6, 5), step, np.uint8), step, step, [step])
+    buffer.save(tmp_path / "recording")
+    content = (tmp_path / "recording").read_bytes()
+    for place in range(0, len(content), 7):
+        (tmp_path / "damaged").write_bytes(content[:place] + bytes([content[place] ^ 0x55]) + content[place + 1 :])
+        try:
+            loaded = RecordBuffer.load(tmp_path / "damaged")
+        except (CorruptDataError, ConfigurationError):
+            continue
+        assert loaded.to_numpy().rewards.tolist() == buffer.to_numpy().rewards.tolist()
+
+
+@pytest.mark.parametrize("problem", ["a wrong feature", "Ctrl-C"])
+def test_a_step_that_fails_leaves_the_oldest_one_whole(problem: str) -> None:
+    buffer = RecordBuffer((6, 5), 1, 4, dtypes=[None, None, np.int32])
+
+    def add(step: int, feature: Any) -> None:
+        buffer.add(np.full((6, 5), step, np.uint8), step, step, [feature])
+
+    for step in range(4):
+        add(step, step)
+    if problem == "Ctrl-C":
+        write_frame = buffer._write_frame
+
+        def interrupted(*arguments: Any) -> None:
+            write_frame(*arguments)
+            signal.raise_signal(signal.SIGINT)
+
+        buffer._write_frame = interrupted  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            add(4, 4)
+    else:
+        with pytest.raises(ValueError, match="invalid literal"):
+            add(4, "four")
+    for record in buffer:
+        assert record.frame.max() == record.reward == record.action == record.features.item()[0]
 
 
 def test_exported_names() -> None:

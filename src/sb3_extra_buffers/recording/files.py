@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
+from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError, ExtraBuffersError
 
 if TYPE_CHECKING:
     from sb3_extra_buffers.recording.record_buffer import RecordBuffer
@@ -85,7 +86,9 @@ def load(buffer_class: type[Buffer], path: Path, size: int | None, **kwargs: Any
                 raise ConfigurationError(f"{path} has no frames: load it with FramelessRecordBuffer.")
             for frame, reward, action, feature in zip(frames, rewards, actions, features, strict=True):
                 buffer.add(frame, reward, action, feature)
-    except (zipfile.BadZipFile, KeyError, EOFError, json.JSONDecodeError) as error:
+    except ExtraBuffersError:
+        raise
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, KeyError, EOFError, ValueError) as error:
         raise CorruptDataError(f"{path} is not a complete recording: {error}") from error
     return buffer
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.errors import ConfigurationError, ObservationError
+from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.recording import files, video
 from sb3_extra_buffers.storage.config import FrameStack, StorageConfig
 from sb3_extra_buffers.storage.observation_array import ObservationArray
@@ -153,13 +154,14 @@ class RecordBuffer(BaseRecordBuffer):
                 f"This buffer records {n_features} features per step, but got "
                 f"{'none' if features is None else len(features)}. Declare a dtype for each, dtypes[2:]."
             )
-        # The last call that may fail: a step is recorded completely or not at all.
-        self._write_frame(slot, frame)
-        self.rewards[slot] = checked_reward
-        self.actions[slot] = checked_action
-        if self.features is not None and features is not None:
-            self.features[slot] = tuple(features)
-        self._added += 1
+        checked_features = None if self.features is None else np.array(tuple(features or ()), self.features.dtype)
+        with uninterrupted():  # a step is recorded completely or not at all
+            self._write_frame(slot, frame)  # the last call that may fail
+            self.rewards[slot] = checked_reward
+            self.actions[slot] = checked_action
+            if self.features is not None:
+                self.features[slot] = checked_features
+            self._added += 1
 
     def __len__(self) -> int:
         return min(self._added, self.max_size)
