@@ -4,6 +4,8 @@ VENV := .venv
 RUN := $(VENV)/bin
 # Packages that work with ours. Each has an environment of its own, with the versions of its requirements file.
 NEIGHBOURS := rl_zoo3 sbx
+# Tests that start Ray.
+CLUSTER_TESTS := tests/distributed/test_ray.py tests/cli/test_cluster_demo.py
 INSTALL := $(RUN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
@@ -21,12 +23,12 @@ test: $(VENV)/.ready ## Lint, check formatting and types, run the tests
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
-	$(RUN)/pytest -n auto --ignore tests/distributed/test_ray.py --ignore tests/neighbours
+	$(RUN)/pytest -n auto $(CLUSTER_TESTS:%=--ignore %) --ignore tests/neighbours
 
 # The seed of the histories is the day, so that every day adds some.
 test-more: export OMP_WAIT_POLICY := passive
 test-more: $(VENV)/.ready test-neighbours ## What takes longer: killed processes, five minutes of long histories, whole trainings
-	$(RUN)/pytest tests/distributed/test_ray.py
+	$(RUN)/pytest $(CLUSTER_TESTS)
 	$(RUN)/python -m tests.soak.kill --kills 200
 	$(RUN)/python -m tests.soak.collectors --kills 50
 	$(RUN)/python -m tests.histories.soak --minutes 5 --seed $(or $(SEED),$(shell date +%Y%m%d))

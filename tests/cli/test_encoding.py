@@ -27,7 +27,7 @@ COMMANDS = {
 
 
 def test_no_command_is_left_out() -> None:
-    have_a_file_of_their_own = {"demo", "cluster-demo"}
+    have_a_file_of_their_own = {"demo", "cluster-demo", "zoo"}
     assert COMMANDS.keys() | have_a_file_of_their_own == app.commands.keys()
 
 
