@@ -193,18 +193,45 @@ def test_an_empty_segment_of_another_sender_ends_episodes_too() -> None:
     assert has_ended(receiver, 9)
 
 
-def test_an_empty_segment_of_another_sender_does_not_continue_a_rollout() -> None:
-    def rollout(steps: int, seed: int) -> Any:
-        buffer = CompressedRolloutBuffer(16, SPACE, ACTIONS, device="cpu", n_envs=N_ENVS)
-        rng = np.random.default_rng(seed)
-        for step in itertools.islice(worlds.transitions(SPACE, ACTIONS, N_ENVS, rng, 50), steps):
-            buffer.add(step.obs, step.action, step.reward, step.done, th.ones(N_ENVS), th.zeros(N_ENVS))
-        return buffer
+def rollout(steps: int = 0) -> Any:
+    buffer = CompressedRolloutBuffer(16, SPACE, ACTIONS, device="cpu", n_envs=N_ENVS)
+    add_to_rollout(buffer, steps)
+    return buffer
 
-    receiver = rollout(0, 0)
-    receiver.ingest_segment(rollout(5, 0).export_segment())
+
+def add_to_rollout(buffer: Any, steps: int) -> None:
+    rng = np.random.default_rng(0)
+    for step in itertools.islice(worlds.transitions(SPACE, ACTIONS, N_ENVS, rng, 50), steps):
+        buffer.add(step.obs, step.action, step.reward, step.done, th.ones(N_ENVS), th.zeros(N_ENVS))
+
+
+def test_an_empty_segment_of_another_sender_does_not_continue_a_rollout() -> None:
+    receiver = rollout()
+    receiver.ingest_segment(rollout(5).export_segment())
     with pytest.raises(SegmentError, match="does not continue"):
-        receiver.ingest_segment(rollout(0, 0).export_segment())
+        receiver.ingest_segment(rollout().export_segment())
+
+
+def test_steps_that_were_dropped_before_they_were_exported_are_a_gap() -> None:
+    sender, receiver = rollout(5), rollout()
+    receiver.ingest_segment(sender.export_segment())
+    add_to_rollout(sender, 3)
+    sender.reset()
+    add_to_rollout(sender, 5)
+    with pytest.raises(SegmentError, match="does not continue"):
+        receiver.ingest_segment(sender.export_segment())
+
+
+def test_whole_rollouts_continue_each_other() -> None:
+    sender, receiver = rollout(16), rollout()
+    for _ in range(3):
+        receiver.ingest_segment(sender.export_segment())
+        assert_equal(sender, receiver, ("observations", "rewards"))
+        for buffer in (sender, receiver):
+            buffer.reset()
+        add_to_rollout(sender, 7)
+        assert receiver.ingest_segment(sender.export_segment()).continues
+        add_to_rollout(sender, 9)
 
 
 def test_ctrl_c_does_not_let_a_segment_in_twice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,7 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
         obs_shape: Any = self.obs_shape
         no_elements: Any = dict.fromkeys(obs_shape, (0,)) if isinstance(obs_shape, dict) else (0,)
         with self._lock.held:
+            n_steps = self.pos
             self.obs_shape = no_elements
             try:
                 super().reset()
@@ -72,9 +73,11 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
                     self.observations = self._column(0)
             for store in self._stores.values():
                 store.clear()
-            for segment in (self._exported, self._received):
-                if segment is not None:
-                    segment.pos = 0
+            if self._exported is not None:
+                self._exported.n_steps += n_steps - self._exported.pos  # steps that will never be exported
+                self._exported.pos = 0
+            if self._received is not None:
+                self._received.pos = 0
 
     def add(
         self,

@@ -192,11 +192,8 @@ class SegmentBuffer(SaveableBuffer):
                 last = self._received if self._received is not None and self._received.stream == stream else None
                 if last is not None and sequence <= last.sequence:
                     return SegmentInfo(0, 0, sequence, True, version, extra)
-                continues = last is not None and (first_step, self.pos, self._n_added) == (
-                    last.n_steps,
-                    last.pos,
-                    last.n_added,
-                )
+                where = first_step, self.pos, self._n_added
+                continues = last is not None and where == (last.n_steps, last.pos, last.n_added)
                 received = _Received(stream, sequence, first_step + n_steps, {} if last is None else last.contents)
                 n_columns = header.integer("columns", 1, 2)
                 self._append_segment(SavedState(file, state), n_steps, n_columns, continues, received)
