@@ -102,10 +102,7 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _HerBase):
         super()._restore(state)
         self._check_episodes(state)
         if self.copy_info_dict:
-            infos = state.json("infos")
-            self.infos[:] = np.array(infos, dtype=object).reshape(self.infos.shape)
-            if not all(isinstance(info, dict) for info in self.infos.flat):
-                raise state.error("infos", "must be dicts")
+            self.infos = self._saved_infos(state, self.buffer_size)
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]]) -> None:
         with self._lock.held:
@@ -147,12 +144,13 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _HerBase):
         return {"infos": Json(self.infos[slots].tolist(), "infos")} if self.copy_info_dict else {}
 
     def _checked_further_state(self, segment: SavedState, n_steps: int) -> Any:
-        if not self.copy_info_dict:
-            return None
+        return self._saved_infos(segment, n_steps) if self.copy_info_dict else None
+
+    def _saved_infos(self, state: SavedState, n_steps: int) -> npt.NDArray[Any]:
         infos = np.empty((n_steps, self.n_envs), dtype=object)
-        infos[:] = segment.json("infos")
+        infos[:] = state.json("infos")
         if not all(isinstance(info, dict) for info in infos.flat):
-            raise segment.error("infos", "must be dicts")
+            raise state.error("infos", "must be dicts")
         return infos
 
     def _complete_steps(self, n_steps: int, rows: Mapping[str, npt.NDArray[Any]], further: Any) -> None:
