@@ -25,6 +25,7 @@ from sb3_extra_buffers.storage.memory import zeros
 from sb3_extra_buffers.storage.stacking import MemoryForm, StackLayout
 
 _PIECE = 1024
+_FEW_LANES = 16
 _MOST_WAITING = 1 << 16
 """No version has had a ring of more frames."""
 
@@ -105,7 +106,7 @@ class FrameStore:
     def make_room(self, n_observations: int, oldest: Callable[[], Indices]) -> None:
         """Make room for so many observations per lane. All that can fail happens here, before anything is stored."""
         # As late as possible: then most lanes have a complete record, and all are encoded in one call.
-        if self._most_waiting + n_observations * self.layout.stack > self.ring.shape[1]:
+        while self._most_waiting + n_observations * self.layout.stack > self.ring.shape[1]:
             self._encode_waiting(oldest)
             self._most_waiting = int((self.heads - self.encoded).max())
 
@@ -297,27 +298,32 @@ class FrameStore:
             raise state.error("references", "name reference frames or dictionaries that do not exist")
 
     def _ring_size(self) -> int:
-        """Room for an unfinished record and whole observations: most lanes complete a record before it is full."""
+        """Room for an unfinished record and whole observations.
+
+        With a few lanes, there is room for one record more, so that all lanes complete one before there is none left.
+        With many, a call has enough to encode anyway.
+        """
         group, stack = self.codec.frames_per_record, self.layout.stack
-        return max(group - 1 + self._observations_at_once * stack, -(-(group - 1 + stack) // group) * group)
+        more = group if self.n_lanes <= _FEW_LANES else 0
+        return max(group - 1 + self._observations_at_once * stack + more, -(-(group - 1 + stack) // group) * group)
 
     def _waiting_places(self) -> tuple[Indices, Indices]:
         """The lanes of all waiting frames, and their places in the rings."""
         lanes, numbers = numbers_from(self.encoded, self.heads - self.encoded)
         return lanes, numbers % self.ring.shape[1]
 
-    def _encode_waiting(self, oldest: Callable[[], Indices]) -> None:
-        group = self.codec.frames_per_record
-        while True:
-            lanes = np.flatnonzero(self.heads - self.encoded >= group)
-            if len(lanes) == 0:
-                return
-            try:
-                self._encode_records(lanes, oldest)
-            except BaseException:
-                # The codec may have counted references of records that were not stored.
-                self._recount_uses()
-                raise
+    def _encode_waiting(self, oldest: Callable[[], Indices]) -> bool:
+        """Encode one record of each lane that has a complete one; false if there is none."""
+        lanes = np.flatnonzero(self.heads - self.encoded >= self.codec.frames_per_record)
+        if len(lanes) == 0:
+            return False
+        try:
+            self._encode_records(lanes, oldest)
+        except BaseException:
+            # The codec may have counted references of records that were not stored.
+            self._recount_uses()
+            raise
+        return True
 
     def _encode_records(self, lanes: Indices, oldest: Callable[[], Indices]) -> None:
         """Encode the next record of each of ``lanes``."""

@@ -34,7 +34,8 @@ class Records(NamedTuple):
 
 def seal(frames: FrameStore, oldest: Callable[[], Indices]) -> None:
     """Put all frames into records. Unfinished records are filled up by repeating the newest frame of their lane."""
-    frames._encode_waiting(oldest)
+    while frames._encode_waiting(oldest):
+        pass
     waiting = frames.heads - frames.encoded
     lanes = np.flatnonzero(waiting)
     if len(lanes):
