@@ -170,7 +170,8 @@ class _Candidate:
         """Measure how long it takes to read observations far apart, each with its successor, as ``sample`` does."""
         store, layout = self._store, self._layout
         apart = layout.stack + 2 * store.codec.frames_per_record
-        newest = int(store.encoded.min()) - layout.stack - 1
+        # Frames that wait for their record are raw, so with "none" they are read as all others are.
+        newest = int((store.heads if self._recipe == NONE else store.encoded).min()) - layout.stack - 1
         # Few enough for one thread.
         most = max(1, _READ_AT_MOST // (2 * layout.stack * layout.frame.nbytes))
         firsts, lanes = (grid.reshape(-1)[:most] for grid in np.meshgrid(np.arange(newest, -1, -apart), self._lanes))
@@ -185,11 +186,11 @@ class _Candidate:
         self._reading = min(seconds) / len(lanes) / 2
 
     def result(self) -> Trial:
-        n_frames = max(int(self._store.encoded.sum()) - self._frames_before, 1)
+        n_frames, raw_bytes = int(self._store.encoded.sum()) - self._frames_before, self._layout.frame.nbytes
         return Trial(
             self._recipe,
-            self._layout.frame.nbytes,
-            (self._store.arena.live_bytes - self._bytes_before) / n_frames,
+            raw_bytes,
+            (self._store.arena.live_bytes - self._bytes_before) / n_frames if n_frames else raw_bytes,
             1e6 * self._seconds / max(self._n_observations, 1) + 1e-3,
             1e6 * self._reading + 1e-3,
         )
