@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import multiprocessing
+import sys
 from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,6 +116,49 @@ def test_without_numba_records_are_valid_as_well(case: tuple[FrameSpec, int, lis
     for record, result, row in zip(made, results, plain, strict=True):
         np.testing.assert_array_equal(row, record[0])
         np.testing.assert_array_equal(decoded(codec, *result), record[0])
+
+
+def encode_before_a_guard(size: int) -> None:
+    """Encode the worst frames. Memory behind them cannot be read, and bytes behind the output must not change."""
+    rng, group, page = np.random.default_rng(size), 4, mmap.PAGESIZE
+    codec = DeltaCodec(FrameSpec(size, np.dtype(np.uint8), row_bytes=min(20, size)), frames_per_record=group)
+    n_bytes = 2 * group * size
+    memory = mmap.mmap(-1, -(-n_bytes // page) * page + page)
+    readable = np.frombuffer(memory, np.uint8)[: len(memory) - page]
+    protect = ctypes.CDLL(None).mprotect
+    assert protect(ctypes.c_void_p(readable.ctypes.data + len(readable)), ctypes.c_size_t(page), 0) == 0
+    records = readable[len(readable) - n_bytes :].reshape(2, -1)
+    kernels = delta.load_kernels(delta._ENCODE_KERNELS)
+
+    def encode(*arguments: Any) -> int:
+        *others, out, lengths, excess = arguments
+        guarded = np.full(len(out) + 256, 0xA5, dtype=np.uint8)
+        total = kernels.encode(*others, guarded[: len(out)], lengths, excess)
+        assert (guarded[-256:] == 0xA5).all()
+        out[:total] = guarded[:total]
+        return int(total)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(delta, "load_kernels", lambda name: SimpleNamespace(encode=encode))
+        for period in (1, 2, 3, 4, 5, 6, 7, 64, size + 1):  # 5: nothing takes more steps than skipping 4 bytes
+            frames = records.reshape(-1, size)
+            frames[:] = rng.integers(0, 256, size)
+            for frame in frames[1:]:
+                frame[::period] = rng.integers(0, 256, len(frame[::period]))
+            data, lengths, references = codec.encode(records, np.arange(2))
+            for row, (start, length) in enumerate(zip((0, lengths[0]), lengths, strict=True)):
+                found = decoded_plainly(codec, data[start : start + length], int(references[row]))
+                np.testing.assert_array_equal(found, records[row])
+
+
+@pytest.mark.skipif(not has_numba() or sys.platform != "linux", reason="needs numba, and mprotect of Linux")
+@pytest.mark.parametrize("size", SIZES)
+def test_encoding_neither_reads_nor_writes_beyond_its_memory(size: int) -> None:
+    encode_before_a_guard(64)  # so that the child has nothing to compile
+    child = multiprocessing.get_context("fork").Process(target=encode_before_a_guard, args=(size,))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
 
 
 @pytest.mark.skipif(not has_numba(), reason="needs numba")

@@ -78,6 +78,8 @@ class DeltaCodec(ChainCodec):
         if kernels is None:
             data, lengths, excess = encode_numpy(records, self._frames[references], self.frames_per_record)
         else:
+            if self.frame.nbytes < _PADDING:  # vectors reach beyond several frames, not only beyond the last one
+                records = np.append(records, np.zeros(_PADDING, dtype=np.uint8))[: records.size].reshape(records.shape)
             room = 2 * self.frame.nbytes + 4 * self.frames_per_record + 4 * _PADDING
             out = np.empty(records.size + room, dtype=np.uint8)
             lengths, excess = np.empty((2, len(records)), dtype=np.int64)
