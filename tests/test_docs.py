@@ -36,7 +36,9 @@ def run_as_script(code: str, folder: Path) -> str:
     return result.stdout
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and page.name not in NEIGHBOURS], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page) and page.name not in NEIGHBOURS], ids=lambda page: page.name
+)
 def test_code_blocks_run(page: Path, tmp_path: Path) -> None:
     run_as_script("\n".join(blocks(page)), tmp_path)  # the blocks of a page build on each other
 
