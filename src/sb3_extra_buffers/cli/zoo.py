@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import click
 
@@ -21,7 +22,7 @@ def zoo(script: str, arguments: tuple[str, ...]) -> None:
 
     from sb3_extra_buffers.training_utils.rl_zoo import BufferExperimentManager
 
-    module = import_module(f"rl_zoo3.{script}")
+    module: Any = import_module(f"rl_zoo3.{script}")
     module.ExperimentManager = BufferExperimentManager
     sys.argv = [f"{sys.argv[0]} zoo {script}", *arguments]  # which the Zoo parses
     getattr(module, script)()
