@@ -210,6 +210,38 @@ def test_collectors_are_never_far_ahead() -> None:
     assert max(most) <= 2 * 8
 
 
+def test_a_slow_learner_asks_for_fewer_segments() -> None:
+    """Otherwise steps of all collectors would wait, and be old when they are consumed."""
+    model, waiting, limits = make(collectors={"n": 8}, learning_starts=0), [], []
+
+    class Look(BaseCallback):
+        def _on_step(self) -> bool:
+            intake = self.model._intake  # type: ignore[attr-defined]
+            waiting.append(intake.n_waiting)
+            limits.append(intake._limit)
+            outstanding = [*intake._credits, *(collector for collector, _ in intake._segments)]
+            outstanding += [collector for collector, n in enumerate(intake._requested) for _ in range(n)]
+            assert sorted(outstanding) == sorted([*range(8)] * 2)  # no credit is lost or made
+            return True
+
+    model.learn(3000, callback=Look())
+    assert max(waiting[-300:]) <= 6 * 8  # of 16 segments of 8 steps
+    assert max(limits[-300:]) <= 6
+    assert min(model.collector_statistics.transitions) > 0.8 * max(model.collector_statistics.transitions)
+
+    # The learner of this one is always the faster side.
+    class Slow(LocalTransport):
+        def replies(self, timeout: float) -> list[Reply]:
+            return super().replies(timeout) if timeout else []
+
+    slow = Slow()
+    model = make(collectors={"n": 8}, learning_starts=0)
+    with mock.patch.object(learner_module, "LocalTransport", return_value=slow):
+        limits.clear()
+        model.learn(1000, callback=Look())
+    assert limits[-1] == 16
+
+
 def test_weights_reach_the_collectors() -> None:
     model, transport = make(collectors={"sync_every": 10}), LocalTransport()
     differences = []

@@ -2,7 +2,8 @@
 
 Requests are credits. A collector works only while it has one, and the learner grants a new one when steps that have
 arrived were consumed. So the ratio of training to collecting is the one that was asked for, and neither the learner
-nor the network holds more than a bounded number of segments.
+nor the network holds more than a bounded number of segments. If the learner is the slower side, it asks for fewer
+segments at a time, so that collectors wait before they collect, not afterwards: steps that lie around get old.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ _SAY_AFTER = 5.0
 """Seconds. A wait that takes longer says what it waits for."""
 _MOST_FAILURES = 5
 """A collector that dies so often without one segment in between will not recover."""
+_FIRST_LIMIT, _LEAST_LIMIT = 8.0, 2.0
 
 
 class Step(NamedTuple):
@@ -97,9 +99,16 @@ class Intake:
         self._weights: Any = None
         self._sent_versions = [-1] * n
         """The weights that each collector was last sent."""
-        self._credits = [ahead] * n
+        self._credits = deque([*range(n)] * ahead)
+        """Collectors that may be asked for a segment."""
+        self._requested = [0] * n
+        """How many requests each collector has not answered."""
+        self._limit = min(n * ahead, _FIRST_LIMIT)
+        """How many segments may be requested or not consumed yet, of all collectors."""
         self._starts = [0] * n if starts is None else starts
         self._failures = [0] * n
+        self._n_consumed = 0
+        self._poll_every = max(1, n // 8)
         self._segments: deque[tuple[int, deque[Step]]] = deque()
         """Collectors and the steps of theirs that were not consumed yet. After the last one, there is a new credit."""
 
@@ -122,20 +131,33 @@ class Intake:
 
     def next_step(self, num_timesteps: int, total_timesteps: int) -> Step:
         """The next step of any collector. Waits until one has arrived."""
-        self._wait(num_timesteps, total_timesteps, lambda: any(steps for _, steps in self._segments))
+        self._n_consumed += 1
+        if not self._has_steps():
+            self._limit = min(1.5 * self._limit, self._ahead * len(self._starts))
+            self._wait(num_timesteps, total_timesteps, self._has_steps)
+        # To ask Ray about 2,000 requests takes half a millisecond, which is too long for every step.
+        elif self._n_consumed % self._poll_every == 0:
+            self._wait(num_timesteps, total_timesteps, self._has_steps)
         while not self._segments[0][1]:
-            self._credits[self._segments.popleft()[0]] += 1
+            self._credits.append(self._segments.popleft()[0])
+            # Up fast, down slowly. benchmarks.studies.many_collectors shows what this does to waits and to old weights.
+            if len(self._segments) > 1 + self._limit / 2:
+                self._limit = max(self._limit - 0.2, _LEAST_LIMIT)
         return self._segments[0][1].popleft()
+
+    def _has_steps(self) -> bool:
+        return any(steps for _, steps in self._segments)
 
     def next_rollout(self, num_timesteps: int, total_timesteps: int) -> list[deque[Step]]:
         """The steps of one segment of each collector. Waits until all have arrived.
 
         If a collector dies, its successor collects its part again, with the same weights.
         """
+        self._limit = len(self._starts)
         self._wait(num_timesteps, total_timesteps, lambda: len(self._segments) == len(self._starts))
         rollout = dict(self._segments)
         self._segments.clear()
-        self._credits = [1] * len(rollout)
+        self._credits.extend(range(len(rollout)))
         return [rollout[collector] for collector in range(len(rollout))]
 
     def _wait(self, num_timesteps: int, total_timesteps: int, is_done: Callable[[], bool]) -> None:
@@ -156,15 +178,19 @@ class Intake:
         self.statistics.seconds_waited += time.monotonic() - began
 
     def _spend_credits(self, request: Request) -> None:
-        for collector, credits in enumerate(self._credits):
-            for _ in range(credits):
-                is_new = self._sent_versions[collector] < self.version
-                self.transport.submit(collector, request, self._weights if is_new else None)
-                self._sent_versions[collector] = self.version
-            self._credits[collector] = 0
+        if not self._credits:
+            return
+        n_free = int(self._limit) - sum(self._requested) - len(self._segments)
+        for _ in range(min(n_free, len(self._credits))):
+            collector = self._credits.popleft()
+            is_new = self._sent_versions[collector] < self.version
+            self.transport.submit(collector, request, self._weights if is_new else None)
+            self._sent_versions[collector] = self.version
+            self._requested[collector] += 1
 
     def _take(self, reply: Reply) -> None:
         collector, statistics = reply.collector, self.statistics
+        self._requested[collector] -= 1
         part = self.buffer.parts[collector]
         if reply.segment is None:
             self._replace(collector, reply.reason)
@@ -205,7 +231,11 @@ class Intake:
         logger.warning("Collector %d died and is started again: %s", collector, reason)
         self.transport.restart(collector, self._next_seed(collector))
         self._sent_versions[collector] = -1
-        self._credits[collector] = self._ahead - sum(waiting == collector for waiting, _ in self._segments)
+        self._requested[collector] = 0
+        n_waiting = sum(waiting == collector for waiting, _ in self._segments)
+        credits = [waiting for waiting in self._credits if waiting != collector]
+        # It is the first to be asked, so that a rollout is soon complete.
+        self._credits = deque([*[collector] * (self._ahead - n_waiting), *credits])
 
     def _next_seed(self, collector: int) -> int | None:
         """The environments of all collectors have the seeds that SB3 gives to those of one VecEnv.
