@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 # Packages that work with ours. Each has an environment of its own, with the versions of its requirements file.
-NEIGHBOURS := rl_zoo3 sbx
+NEIGHBOURS := rl_zoo3 sbx torchrl
 # Tests that start Ray.
 CLUSTER_TESTS := tests/distributed/test_ray.py tests/cli/test_cluster_demo.py
 INSTALL := $(RUN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt

@@ -20,7 +20,7 @@ LAYERS = [
     {"storage"},
     {"persistence"},
     {"compressed", "gpu_buffers", "vec_buf", "recording"},
-    {"training_utils", "measure", "distributed"},
+    {"training_utils", "measure", "distributed", "torchrl"},
     {"cli"},
 ]
 """From the bottom to the top: modules and packages of the same layer may import each other."""

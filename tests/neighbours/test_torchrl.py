@@ -1,0 +1,434 @@
+"""CompressedStorage in TorchRL's replay buffers, beside LazyTensorStorage: the same values after any history."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch as th
+
+from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError, MissingPackageError
+
+try:
+    import torchrl.data as rl
+except ModuleNotFoundError:
+    pytest.skip("TorchRL is not installed; `make test-more` installs it", allow_module_level=True)
+
+from tensordict import TensorDict, assert_allclose_td, tensorclass
+from torchrl.data.replay_buffers.samplers import (
+    PrioritizedSampler,
+    SamplerWithoutReplacement,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
+)
+from torchrl.data.replay_buffers.writers import TensorDictMaxValueWriter
+
+from sb3_extra_buffers.storage.observation_tensor import ObservationTensor
+from sb3_extra_buffers.torchrl import CompressedStorage
+
+pytestmark = pytest.mark.filterwarnings("default")  # TorchRL has warnings of its own
+STACK, SIZE = 4, 24
+PAGE = Path(__file__).parents[2] / "docs/torchrl.md"
+
+
+class Game:
+    """Episodes of a few changing pixels, as a collector of TorchRL returns them."""
+
+    def __init__(self, seed: int = 0, dtype: th.dtype = th.uint8) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.dtype = dtype
+        self.episode = 0
+        self.reset()
+
+    def reset(self) -> None:
+        frame = self.rng.integers(0, 256, (SIZE, SIZE))
+        self.stack = [frame] * STACK
+
+    def step(self) -> dict[str, Any]:
+        before = np.stack(self.stack)
+        frame = self.stack[-1].copy()
+        y, x = self.rng.integers(0, SIZE - 3, 2)
+        frame[y : y + 3, x : x + 3] = self.rng.integers(0, 256)
+        self.stack = [*self.stack[1:], frame]
+        done = self.rng.random() < 0.1
+        found = {
+            "pixels": th.from_numpy(before).to(self.dtype),
+            "camera": {"depth": th.from_numpy(before[:1]).float() / 7, "position": th.randn(3)},
+            "action": th.tensor(int(self.rng.integers(4))),
+            "episode": th.tensor(self.episode),
+            "next": {
+                "pixels": th.from_numpy(np.stack(self.stack)).to(self.dtype),
+                "camera": {"depth": th.from_numpy(np.stack(self.stack)[:1]).float() / 7, "position": th.randn(3)},
+                "reward": th.from_numpy(self.rng.normal(size=1)).float(),
+                "done": th.tensor([bool(done)]),
+            },
+        }
+        if done:
+            self.episode += 1
+            self.reset()
+        return found
+
+    def steps(self, n: int) -> TensorDict:
+        return th.stack([TensorDict(self.step(), []) for _ in range(n)])
+
+
+def assert_equal(found: Any, expected: Any) -> None:
+    if isinstance(expected, th.Tensor):
+        assert th.equal(found.clone(), expected)
+        return
+    assert found.shape == expected.shape
+    keys = set(expected.keys(include_nested=True, leaves_only=True))
+    assert set(found.keys(include_nested=True, leaves_only=True)) == keys
+    for key in keys:
+        assert found[key].dtype == expected[key].dtype, key
+        assert th.equal(found[key].clone(), expected[key]), key
+
+
+def both(size: int = 100, batch_size: int = 16, ours: dict[str, Any] | None = None, **arguments: Any) -> tuple:
+    """A buffer of each storage; arguments that are callable are called for each."""
+    buffers = []
+    for make in (functools.partial(CompressedStorage, **(ours or {})), rl.LazyTensorStorage):
+        given = {name: value() if callable(value) else value for name, value in arguments.items()}
+        ndim = given.pop("ndim", 1)
+        buffers.append(rl.TensorDictReplayBuffer(storage=make(size, ndim=ndim), batch_size=batch_size, **given))
+    return tuple(buffers)
+
+
+def sampled(buffers: tuple, seed: int) -> None:
+    batches = []
+    for buffer in buffers:
+        th.manual_seed(seed)
+        np.random.seed(seed)  # TorchRL draws by priority with it
+        batches.append(buffer.sample())
+    assert_equal(*batches)
+    tensors = [value for value in batches[0].values(True, True) if isinstance(value, th.Tensor)]
+    assert not any(isinstance(value, ObservationTensor) for value in tensors)
+
+
+SAMPLERS = {
+    "random": lambda: None,
+    "without replacement": SamplerWithoutReplacement,
+    "slices by episode": lambda: SliceSampler(slice_len=4, traj_key="episode", strict_length=False),
+    "slices by done": lambda: SliceSampler(num_slices=4, end_key=("next", "done"), strict_length=False),
+    "slices without replacement": lambda: SliceSamplerWithoutReplacement(
+        num_slices=4, traj_key="episode", strict_length=False
+    ),
+}
+
+
+@pytest.mark.parametrize("sampler", list(SAMPLERS))
+@pytest.mark.parametrize("dtype", [th.uint8, th.float32], ids=str)
+def test_long_histories(sampler: str, dtype: th.dtype) -> None:
+    buffers = both(sampler=SAMPLERS[sampler])
+    game, rng = Game(1, dtype), np.random.default_rng(1)
+    for i in range(80):
+        kind = rng.integers(12)
+        if kind == 0:
+            step = TensorDict(game.step(), [])
+            for buffer in buffers:
+                buffer.add(step.clone())
+        elif kind == 1 and len(buffers[0]) > 20:
+            rows = th.from_numpy(rng.permutation(len(buffers[0]))[:5])
+            values = buffers[1][rows].clone().apply(lambda value: value.roll(1, 0))
+            for buffer in buffers:
+                buffer[rows] = values
+        elif kind == 2 and i > 40:
+            for buffer in buffers:
+                buffer.empty()
+        elif kind == 3 and len(buffers[0]) > 20:
+            value = game.steps(3)["pixels"]
+            for buffer in buffers:
+                buffer.set_at_("pixels", value, th.tensor([3, 1, 12]))
+        else:
+            batch = game.steps(int(rng.integers(1, 30)))
+            for buffer in buffers:
+                buffer.extend(batch.clone())
+        if len(buffers[0]) >= 30:
+            sampled(buffers, i)
+        if len(buffers[0]) and i % 10 == 0:
+            assert_equal(buffers[0][:], buffers[1][:])
+            assert_equal(buffers[0][len(buffers[0]) - 1], buffers[1][len(buffers[0]) - 1])
+    storage = buffers[0].storage
+    storage.check()
+    assert {key for keys, _ in storage._compressed for key in keys} == {
+        ("pixels",),
+        ("next", "pixels"),
+        ("camera", "depth"),
+        ("next", "camera", "depth"),
+    }
+    assert len(storage._compressed) == 2  # an entry and its next one share a store
+
+
+def test_priorities() -> None:
+    try:
+        PrioritizedSampler(10, 1.0, 1.0)
+    except RuntimeError as error:
+        pytest.skip(f"this build of TorchRL has no compiled part for torch {th.__version__}: {error}")
+    buffers = both(sampler=lambda: PrioritizedSampler(100, 0.7, 0.5))
+    game = Game(2)
+    for i in range(40):
+        batch = game.steps(11)
+        for buffer in buffers:
+            buffer.extend(batch.clone())
+        sampled(buffers, i)
+        for buffer in buffers:
+            th.manual_seed(i)
+            np.random.seed(i)
+            found = buffer.sample()
+            found["td_error"] = found["next", "reward"].abs()
+            buffer.update_tensordict_priority(found)
+
+
+def test_writing_the_best_to_any_place() -> None:
+    buffers = both(50, writer=lambda: TensorDictMaxValueWriter(rank_key=("next", "reward")))
+    game = Game(3)
+    for i in range(60):
+        batch = game.steps(9)
+        for buffer in buffers:
+            buffer.extend(batch.clone())
+        sampled(buffers, i)
+    assert_equal(buffers[0][:], buffers[1][:])
+    buffers[0].storage.check()
+
+
+@pytest.mark.parametrize("dim_extend", [0, 1])
+def test_two_dimensions(dim_extend: int) -> None:
+    buffers = both(120, ndim=2, dim_extend=dim_extend)
+    games = [Game(seed) for seed in range(3)]
+    for i in range(25):
+        batch = th.stack([game.steps(7) for game in games], 1 - dim_extend)
+        for buffer in buffers:
+            buffer.extend(batch.clone())
+        sampled(buffers, i)
+        assert_equal(buffers[0][:], buffers[1][:])
+    assert buffers[0].storage.shape == buffers[1].storage.shape
+    assert len(buffers[0]) == len(buffers[1]) == 120
+    # Each environment has frames of its own, so stacks share theirs.
+    pixels = {keys[0]: columns.store for keys, columns in buffers[0].storage._compressed}[("pixels",)]
+    assert pixels.n_envs == 3
+    assert pixels.layout.stack == STACK
+
+
+def test_environments_in_turn() -> None:
+    """Rows of several environments, one step of each after the other, still share their frames."""
+    n_frames = {}
+    for n_envs in (1, 3):
+        buffers = both(150, ours={"n_envs": n_envs})
+        games = [Game(seed) for seed in range(3)]
+        for i in range(60):
+            batch = th.cat([game.steps(1) for game in games])
+            for buffer in buffers:
+                buffer.extend(batch.clone())
+            sampled(buffers, i)
+        stores = {keys[0]: columns.store for keys, columns in buffers[0].storage._compressed}
+        n_frames[n_envs] = int((stores["pixels",].frames.heads).sum()) * stores["pixels",].layout.frame.nbytes
+    assert n_frames[3] < n_frames[1] / 3
+
+
+@tensorclass
+class Step:
+    pixels: th.Tensor
+    reward: th.Tensor
+
+
+def test_other_kinds_of_data() -> None:
+    game = Game(4)
+    steps = game.steps(40)
+    pixels, reward = steps["pixels"], steps["next", "reward"]
+    datas = [
+        pixels,
+        Step(pixels=pixels, reward=reward, batch_size=[40]),
+        {"a": pixels, "b": [reward, (pixels[:, :2],)]},
+    ]
+    for data in datas:
+        buffers = [
+            rl.ReplayBuffer(storage=make(30), batch_size=8) for make in (CompressedStorage, rl.LazyTensorStorage)
+        ]
+        for buffer in buffers:
+            buffer.extend(data)
+        batches = []
+        for buffer in buffers:
+            th.manual_seed(0)
+            batches.append(buffer.sample())
+        found, expected = (th.utils._pytree.tree_leaves(batch) for batch in batches)
+        assert type(batches[0]) is type(batches[1])
+        assert len(found) == len(expected)
+        assert all(type(leaf) is not ObservationTensor for leaf in found)
+        for leaf, other in zip(found, expected, strict=True):
+            assert th.equal(leaf, other)
+        assert buffers[0].storage._compressed
+
+
+def filled(**arguments: Any) -> tuple:
+    buffers = both(**arguments)
+    game = Game(5)
+    for n in (70, 50, 9):
+        batch = game.steps(n)
+        for buffer in buffers:
+            buffer.extend(batch.clone())
+    return (*buffers, game)
+
+
+def new_buffer(size: int = 100) -> rl.TensorDictReplayBuffer:
+    return rl.TensorDictReplayBuffer(storage=CompressedStorage(size), batch_size=16)
+
+
+@pytest.mark.parametrize("way", ["dumps", "state_dict", "torch.save", "pickle", "deepcopy"])
+def test_saving(way: str, tmp_path: Path) -> None:
+    ours, theirs, game = filled()
+    copied = new_buffer()
+    if way == "dumps":
+        ours.dumps(tmp_path / "buffer")
+        copied.loads(tmp_path / "buffer")
+    elif way == "state_dict":
+        copied.load_state_dict(ours.state_dict())
+    elif way == "torch.save":
+        th.save(ours.state_dict(), tmp_path / "buffer.pt")
+        copied.load_state_dict(th.load(tmp_path / "buffer.pt", weights_only=True))
+    elif way == "pickle":
+        copied._storage = pickle.loads(pickle.dumps(ours.storage))
+    else:
+        copied._storage = copy.deepcopy(ours.storage)
+    copied._writer.register_storage(copied._storage)
+    copied._writer._cursor = ours._writer._cursor
+    assert len(copied) == 100
+    assert_equal(copied[:], theirs[:])
+    batch = game.steps(30)
+    for buffer in (copied, theirs):
+        buffer.extend(batch.clone())
+    assert_equal(copied[:], theirs[:])
+    copied.storage.check()
+    ours.storage.check()
+
+
+def test_saving_again_replaces_what_was_saved(tmp_path: Path) -> None:
+    ours, theirs, game = filled()
+    ours.dumps(tmp_path / "buffer")
+    batch = game.steps(30)
+    for buffer in (ours, theirs):
+        buffer.extend(batch.clone())
+    ours.dumps(tmp_path / "buffer")
+    loaded = new_buffer()
+    loaded.extend(game.steps(3))  # loading replaces it
+    loaded.loads(tmp_path / "buffer")
+    assert_equal(loaded[:], theirs[:])
+
+
+@pytest.mark.parametrize("way", ["dumps", "state_dict"])
+def test_loading_what_a_lazy_tensor_storage_has_saved(way: str, tmp_path: Path) -> None:
+    _, theirs, _ = filled()
+    loaded = new_buffer()
+    if way == "dumps":
+        theirs.dumps(tmp_path / "buffer")
+        loaded.loads(tmp_path / "buffer")
+    else:
+        loaded.load_state_dict(theirs.state_dict())
+    assert_equal(loaded[:], theirs[:])
+    assert len(loaded.storage._compressed) == 2
+
+
+def test_another_storage_refuses_our_state_dict() -> None:
+    ours, theirs, _ = filled()
+    with pytest.raises(TypeError):
+        theirs.load_state_dict(ours.state_dict())
+
+
+def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
+    ours, _, _ = filled()
+    ours.dumps(tmp_path / "buffer")
+    (file,) = (tmp_path / "buffer").rglob("compressed")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CorruptDataError):
+        new_buffer().loads(tmp_path / "buffer")
+
+
+def test_errors_say_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="append_transform"):
+        CompressedStorage(10, device="cuda")
+    with pytest.raises(ConfigurationError, match="n_envs"):
+        CompressedStorage(10, ndim=2, n_envs=2)
+    with pytest.raises(ConfigurationError, match="pixel"):
+        rl.ReplayBuffer(storage=CompressedStorage(10, keys=["pixel"])).extend(Game().steps(2))
+    ours, _, _ = filled()
+    ours.dumps(tmp_path / "buffer")
+    with pytest.raises(ConfigurationError, match="max_size=100"):
+        new_buffer(60).loads(tmp_path / "buffer")
+
+
+def test_only_chosen_entries() -> None:
+    buffers = both(ours={"keys": ["pixels", ("next", "pixels")], "compression_method": "zstd-3", "verify": True})
+    batch = Game().steps(60)
+    for buffer in buffers:
+        buffer.extend(batch.clone())
+    sampled(buffers, 0)
+    assert [keys for keys, _ in buffers[0].storage._compressed] == [[("pixels",), ("next", "pixels")]]
+    assert buffers[0].storage.memory_usage().method == "pixels: zstd-3"
+
+
+def test_slices_decode_nothing_until_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``SliceSampler`` reads ``storage[:]`` for every batch, for the ends of episodes."""
+    ours, _, _ = filled()
+    decoded = []
+    for _, columns in ours.storage._compressed:
+        read = columns.read
+        monkeypatch.setattr(
+            columns, "read", lambda n, rows, read=read: (decoded.append(rows.numel()), read(n, rows))[1]
+        )
+    assert ours.storage[:]["next", "done"].shape == (100, 1)
+    assert ours[:]["pixels"].shape == (100, STACK, SIZE, SIZE)
+    assert not decoded
+    ours.sample()
+    assert decoded == [16, 16]  # each store once
+    sampler = SliceSampler(slice_len=4, traj_key="episode", strict_length=False)
+    sampler.sample(ours.storage, 16)
+    assert max(decoded) == 16  # it reads the rows of its slices, and no others
+
+
+def test_the_page_of_the_documentation_runs(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / "page.py").write_text("\n".join(blocks))
+    done = subprocess.run([sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "times smaller" in done.stdout
+
+
+def test_memory() -> None:
+    buffer = new_buffer(3000)
+    game = Game(6)
+    for _ in range(30):
+        buffer.extend(game.steps(100))
+    usage = buffer.storage.memory_usage()
+    assert usage.transitions == 3000
+    assert usage.raw_equivalent > 3000 * 2 * (STACK + 4) * SIZE * SIZE
+    assert usage.ratio > 8
+
+
+def test_a_missing_package_is_named() -> None:
+    error = MissingPackageError("CompressedStorage", "torchrl", "torchrl")
+    assert re.search(r"sb3-extra-buffers\[torchrl\]", str(error))
+
+
+def test_it_cannot_go_to_another_process() -> None:
+    from multiprocessing.context import set_spawning_popen
+
+    ours, _, _ = filled()
+    set_spawning_popen(object())
+    try:
+        with pytest.raises(RuntimeError, match="Create the buffer in the process that uses it"):
+            pickle.dumps(ours.storage)
+    finally:
+        set_spawning_popen(None)
+    with warnings.catch_warnings():
+        pickle.dumps(ours.storage)
+    assert_allclose_td(ours[:5].clone(), ours[:5].clone())
