@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 from collections.abc import Sequence
@@ -21,13 +22,26 @@ COLOURS = {"sb3": "#555555", "ours": "#1b7837", "older": "#b35806", "cpprb": "#5
 TIME = SAMPLE[256]
 CORNERS: list[tuple[Literal["left", "right"], int]] = list(itertools.product(("left", "right"), (4, -11, 14, -21)))
 """Where a label may go: which of its ends is at the point, and how much higher it is."""
+INK, PAPER = "#1f2328", "#ffffff"
+"""Of text and lines, and of the background, on a light page."""
+DARK = {INK: "#e6edf3", PAPER: "#151b23", "#1b7837": "#4cc26d", "#555555": "#a8b0b8", "#542788": "#b18cf0",
+        "#c51b7d": "#f27ab8", "#b35806": "#f0943c"}  # fmt: skip
+"""What colours become on a dark page."""
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "sb3-extra-buffers",  # the same figures give the same file
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": INK,
+    "figure.facecolor": PAPER,
+    "axes.facecolor": PAPER,
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
-    "grid.alpha": 0.25,
+    "grid.alpha": 0.15,
 }
 
 
@@ -61,8 +75,23 @@ def draw(tables: Sequence[Table], folder: Path) -> dict[str, str]:
             section, _, data = table.name.partition("-")
             if section == "replay" and len(points_of(table)) > 1:
                 written[table.name] = f"bench-{data}.svg"
-                _memory_against_time(table).savefig(folder / written[table.name], metadata={"Date": None})
+                save(_memory_against_time(table), folder / written[table.name])
     return written
+
+
+def save(picture: Picture, path: Path) -> None:
+    """Write an SVG file that is light or dark as its reader's system is."""
+    text = io.StringIO()
+    picture.savefig(text, format="svg", metadata={"Date": None})
+    rules = [
+        f'[style*="{kind}: {light}"]{{{kind}:{dark}!important}}'
+        for light, dark in DARK.items()
+        for kind in ("fill", "stroke")
+    ]
+    style = f"<style>@media (prefers-color-scheme:dark){{{''.join(rules)}}}</style>"
+    head, tag, rest = text.getvalue().partition("<defs>")
+    lines = [line.rstrip() for line in f"{head}{style}\n{tag}{rest}".splitlines()]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _memory_against_time(table: Table) -> Picture:
@@ -78,7 +107,7 @@ def _memory_against_time(table: Table) -> Picture:
             time,
             s=60,
             color=COLOURS[_library(subject)],
-            edgecolors="black" if on_front else "none",
+            edgecolors=INK if on_front else "none",
             linewidths=1.2,
             zorder=3,
         )

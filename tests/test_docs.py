@@ -1,7 +1,9 @@
-"""Every Python block of the README and the documentation runs."""
+"""Every Python block of the README and the documentation runs, and so does the notebook."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -20,13 +22,14 @@ def blocks(page: Path) -> list[str]:
     return BLOCK.findall(page.read_text())
 
 
-def run_as_script(code: str, folder: Path) -> str:
+def run_as_script(code: str, folder: Path, **environment: str) -> str:
     """Run ``code`` as a user does who pastes it into a file, by a fresh interpreter, and return what it prints."""
     script = folder / "pasted.py"
     script.write_text(code)
     result = subprocess.run(
         [sys.executable, "-W", "error::DeprecationWarning:sb3_extra_buffers", script.name],
         cwd=folder,
+        env=os.environ | environment,
         capture_output=True,
         text=True,
         timeout=300,
@@ -52,3 +55,21 @@ def test_the_first_example_of_the_readme_trains_and_says_what_was_saved(tmp_path
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_notebook_runs_and_trains_the_same_network_twice(tmp_path: Path) -> None:
+    cells = json.loads((ROOT / "examples" / "tour.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert not any(cell.get("outputs") for cell in cells), "outputs belong to one machine: clear them"
+    printed = run_as_script("\n".join(code), tmp_path, OMP_NUM_THREADS="1")
+    assert "20 tensors are equal, bit for bit" in printed, printed
+    assert "times smaller than SB3's" in printed, printed
+
+
+def test_the_front_page_has_the_figures_of_the_results_that_are_kept() -> None:
+    pytest.importorskip("matplotlib")
+    from benchmarks import front_page
+
+    table = front_page.markdown(*front_page.load_table())
+    for page in front_page.PAGES:
+        assert table in page.read_text(), f"{page.name}: run python -m benchmarks.front_page"

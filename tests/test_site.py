@@ -66,4 +66,5 @@ def test_the_site_builds_and_has_no_broken_links(tmp_path: Path) -> None:
         check=False,
     )
     assert built.returncode == 0, built.stderr
+    assert (tmp_path / "site/search/search_index.js").exists(), "from file://, search needs its index as a script"
     assert broken_links(tmp_path / "site") == []

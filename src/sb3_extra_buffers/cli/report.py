@@ -34,7 +34,9 @@ _STYLE = """
 body { margin: 0 auto; padding: 1.5rem 1rem; max-width: 52rem; font: 16px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.5rem; overflow-wrap: anywhere; }
 img { width: 100%; background: white; }
-pre, .scroll { overflow-x: auto; }
+@media (prefers-color-scheme: dark) { img { filter: invert(0.93) hue-rotate(180deg); } }
+pre { padding: .7rem; background: #8882; border-radius: .3rem; white-space: pre-wrap; overflow-wrap: anywhere; }
+.scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid #8888; white-space: nowrap; }
 th:first-child { text-align: left; }
