@@ -190,10 +190,6 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions, BufferWithFlags,
                 rows = {name: row for name, row in rows.items() if name not in ("dones", "timeouts")}
         super()._place_rows(slots, rows)
 
-    def _complete_steps(self, n_steps: int, rows: Mapping[str, npt.NDArray[Any]], further: Any) -> None:
-        self.full = self.full or self.pos + n_steps >= self.buffer_size
-        self.pos = (self.pos + n_steps) % self.buffer_size
-
     def _end_lanes(self) -> None:
         if self.size():
             # As at a time limit: the next observation is bootstrapped from, and n-step returns end here.

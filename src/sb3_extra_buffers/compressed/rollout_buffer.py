@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -145,10 +145,6 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
             )
         if self.pos and not continues:
             raise SegmentError("The segment does not continue the rollout: advantages would be wrong. Call reset().")
-
-    def _complete_steps(self, n_steps: int, rows: Mapping[str, npt.NDArray[Any]], further: Any) -> None:
-        self.pos += n_steps
-        self.full = self.pos == self.buffer_size
 
     def get(self, batch_size: int | None = None) -> Generator[RolloutBufferSamples, None, None]:
         if not self.full:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import secrets
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
@@ -255,9 +254,11 @@ class SegmentBuffer(SaveableBuffer):
         """The same on arrival, checked."""
         return None
 
-    @abstractmethod
     def _complete_steps(self, n_steps: int, rows: Mapping[str, npt.NDArray[Any]], further: Any) -> None:
         """Advance the position past steps whose fields and observations are in their slots, and place the rest."""
+        end = self.pos + n_steps
+        self.full = self.full or end >= self.buffer_size
+        self.pos = end % self.buffer_size if isinstance(self, ReplayBuffer) else end
 
     def _check_room(self, n_steps: int, continues: bool) -> None:
         """Raise an error if so many steps cannot be appended."""
