@@ -72,15 +72,9 @@ class BufferWithFlags(ReplayBuffer):
         """Replace the flags by arrays."""
         if self._flags is not None:
             with self._lock.held:
-                vars(self).update({name: self._flag_field(name) for name in _BITS})
-                self._flags = None
-
-    def _flag_field(self, name: str) -> npt.NDArray[Any]:
-        """``dones`` or ``timeouts``: the array, or a copy made from flags."""
-        if self._flags is None:
-            found: npt.NDArray[Any] = getattr(self, name)
-            return found
-        return unpacked(self._flags, name)
+                if self._flags is not None:  # no other thread was faster
+                    vars(self).update({name: unpacked(self._flags, name) for name in _BITS})
+                    self._flags = None
 
     def _dones_at(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         """What a batch has, (n, 1), for transitions that end an episode other than by a time limit."""

@@ -87,9 +87,6 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions, BufferWithFlags,
         if self._folder is None:
             self._pack_flags()
 
-    def _field(self, name: str) -> npt.NDArray[Any]:
-        return self._flag_field(name) if name in ("dones", "timeouts") else super()._field(name)
-
     def _restore_pickle_of_dev0(self, attributes: dict[str, Any]) -> None:
         super()._restore_pickle_of_dev0(attributes)
         self._row_shape, self._action_shape = (self.n_envs,), (self.n_envs, self.action_dim)
@@ -177,10 +174,10 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions, BufferWithFlags,
             if self._received is not None:
                 self._received.pos = 0
 
-    def _field_rows(self, name: str, slots: Indices) -> npt.NDArray[Any]:
-        if self._flags is not None and name in ("dones", "timeouts"):
-            return unpacked(self._flags[slots], name)
-        return super()._field_rows(name, slots)
+    def _field_rows(self, name: str, slots: Indices | None = None) -> npt.NDArray[Any]:
+        if self._flags is None or name not in ("dones", "timeouts"):
+            return super()._field_rows(name, slots)
+        return unpacked(self._flags if slots is None else self._flags[slots], name)
 
     def _place_rows(self, slots: Indices, rows: Mapping[str, npt.NDArray[Any]]) -> None:
         if self._flags is not None:

@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import numpy.typing as npt
 import torch as th
 from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
@@ -182,14 +183,14 @@ class SaveableBuffer(BaseBuffer):
         return {
             "pos": self.pos,
             "full": self.full,
-            "fields": {name: self._field(name) for name in self._saved_fields},
+            "fields": {name: self._field_rows(name) for name in self._saved_fields},
             "stores": {key: store.state() for key, store in self._stores.items()},
         }
 
-    def _field(self, name: str) -> npt.NDArray[Any]:
-        """One of the arrays in ``_saved_fields``."""
+    def _field_rows(self, name: str, slots: npt.NDArray[np.int64] | None = None) -> npt.NDArray[Any]:
+        """One of the arrays in ``_saved_fields``, or some slots of it."""
         field: npt.NDArray[Any] = getattr(self, name)
-        return field
+        return field if slots is None else field[slots]
 
     def _restore(self, state: SavedState) -> None:
         """Load what :meth:`_state` returned into a new buffer with the same arguments."""

@@ -237,10 +237,6 @@ class SegmentBuffer(SaveableBuffer):
     def _segment_kind(self) -> str:
         return "replay" if isinstance(self, ReplayBuffer) else "rollout"
 
-    def _field_rows(self, name: str, slots: Indices) -> npt.NDArray[Any]:
-        rows: npt.NDArray[Any] = getattr(self, name)[slots]
-        return rows
-
     def _place_rows(self, slots: Indices, rows: Mapping[str, npt.NDArray[Any]]) -> None:
         """Write rows of fields. Doing it twice does no harm."""
         for name, row in rows.items():
