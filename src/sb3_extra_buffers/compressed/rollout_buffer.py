@@ -132,11 +132,6 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
         for key, store in self._stores.items():
             store.write(0, slot, checked[key])
 
-    def export_segment(self, **options: Any) -> bytes:
-        if self.generator_ready:
-            raise SegmentError("Export the rollout before get() is called, which reorders it.")
-        return super().export_segment(**options)
-
     def _check_room(self, n_steps: int, continues: bool) -> None:
         if self.pos + n_steps > self.buffer_size:
             raise SegmentError(

@@ -115,6 +115,8 @@ class SegmentBuffer(SaveableBuffer):
         """
         with self._lock.held:
             self._check_segments()
+            if getattr(self, "generator_ready", False):
+                raise SegmentError("Export the rollout before get() is called, which reorders it.")
             sent = self._exported
             if sent is None or everything:
                 sent = _Sent(secrets.token_hex(8), self.pos, self._n_added)
