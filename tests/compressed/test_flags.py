@@ -107,3 +107,12 @@ def test_another_thread_may_unpack_them_at_any_moment() -> None:
     vars(ours)["switch"] = ThreadSwitch()
     assert ours.memory_usage().transitions == SLOTS * N_ENVS
     assert ours._flags is None
+
+
+def test_converting_a_buffer_leaves_its_flags_packed() -> None:
+    plain, ours = pair()
+    again = ours.to_sb3()
+    chunks = list(ours.to_numpy())
+    assert ours._flags is not None
+    assert_same(again.timeouts, plain.timeouts)
+    assert_same(chunks[0]["dones"], np.roll(plain.dones, -plain.pos, axis=0))

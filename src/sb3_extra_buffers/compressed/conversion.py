@@ -17,6 +17,7 @@ from stable_baselines3.her import HerReplayBuffer
 
 from sb3_extra_buffers.codecs.availability import require
 from sb3_extra_buffers.compressed.rows import map_parts, parts_at
+from sb3_extra_buffers.compressed.saving import SaveableBuffer
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.persistence.files import bar
 
@@ -28,7 +29,7 @@ _SLOTS_AT_ONCE = 256
 _FIELDS = ("actions", "rewards", "dones", "timeouts")
 
 
-class Conversions(ReplayBuffer):
+class Conversions(SaveableBuffer, ReplayBuffer):
     """The methods of a compressed replay buffer that convert it."""
 
     def to_numpy(self, chunk_size: int = 1024) -> Iterator[dict[str, Any]]:
@@ -43,7 +44,7 @@ class Conversions(ReplayBuffer):
             yield {
                 "observations": parts_at(self.observations, chosen),
                 "next_observations": parts_at(self.next_observations, chosen),
-                **{name: getattr(self, name)[chosen] for name in _FIELDS},
+                **{name: self._field_rows(name, chosen) for name in _FIELDS},
             }
 
     def to_sb3(self) -> ReplayBuffer:
@@ -59,16 +60,17 @@ class Conversions(ReplayBuffer):
             optimize_memory_usage=optimize,
             handle_timeout_termination=self.handle_timeout_termination,
         )
-        for name in _FIELDS:
-            getattr(plain, name)[:] = getattr(self, name)
-        # With optimize_memory_usage, the next observation of the newest transition is one slot further.
-        used = self.buffer_size if self.full else min(self.pos + int(optimize), self.buffer_size)
         columns = ("observations",) if optimize else ("observations", "next_observations")
-        for start in range(0, used, _SLOTS_AT_ONCE):
-            slots = slice(start, min(start + _SLOTS_AT_ONCE, used))
-            for column in columns:
-                _copy(getattr(self, column), getattr(plain, column), slots)
-        plain.pos, plain.full = self.pos, self.full
+        with self._lock.held:
+            for name in _FIELDS:
+                getattr(plain, name)[:] = self._field_rows(name)
+            # With optimize_memory_usage, the next observation of the newest transition is one slot further.
+            used = self.buffer_size if self.full else min(self.pos + int(optimize), self.buffer_size)
+            for start in range(0, used, _SLOTS_AT_ONCE):
+                slots = slice(start, min(start + _SLOTS_AT_ONCE, used))
+                for column in columns:
+                    _copy(getattr(self, column), getattr(plain, column), slots)
+            plain.pos, plain.full = self.pos, self.full
         return plain
 
     @classmethod
@@ -163,13 +165,14 @@ def _minari() -> Any:
     return require("minari", "A dataset of Minari", "minari")
 
 
-def _episodes(buffer: ReplayBuffer) -> Iterator[Any]:
+def _episodes(buffer: Conversions) -> Iterator[Any]:
     """Minari's episodes, one environment after the other."""
     from minari.data_collector import EpisodeBuffer
 
     slots = _complete_slots(buffer)
+    dones, timeouts = buffer._field_rows("dones"), buffer._field_rows("timeouts")
     for env in range(buffer.n_envs):
-        for part in np.split(slots, np.flatnonzero(buffer.dones[slots, env]) + 1):
+        for part in np.split(slots, np.flatnonzero(dones[slots, env]) + 1):
             envs = np.full(len(part), env)
             obs, next_obs = (parts_at(array, (part, envs)) for array in (buffer.observations, buffer.next_observations))
             # A reset without a done also ends an episode.
@@ -178,8 +181,8 @@ def _episodes(buffer: ReplayBuffer) -> Iterator[Any]:
                 if not len(rows):
                     continue
                 where = part[rows], env
-                truncations = buffer.timeouts[where] > 0
-                terminations = (buffer.dones[where] > 0) & ~truncations
+                truncations = timeouts[where] > 0
+                terminations = (dones[where] > 0) & ~truncations
                 truncations[-1] |= not terminations[-1]
                 observations = map_parts(
                     lambda *parts: np.concatenate(parts), parts_at(obs, rows), parts_at(next_obs, rows[-1:])
