@@ -178,7 +178,7 @@ def test_raw_records_of_an_earlier_version(mmap: bool, tmp_path: Path, monkeypat
     """They had fewer frames, and files did not say how many. Other buffers must be able to read segments of it."""
     space, path = spaces.Box(0, 255, (2, 64, 64), np.uint8), tmp_path / "buffer"
     with monkeypatch.context() as earlier:
-        earlier.setattr(none, "_RECORD_BYTES", none._RECORD_BYTES_OF_DEV0)
+        earlier.setattr(none, "_LARGE_FRAMES", 1)
         earlier.setattr(none.NoneCodec, "state", lambda codec: {})
         buffer, more = filled("CompressedReplayBuffer", 90, space=space, compression_method="none", frame_stack=None)
         buffer.save(path)

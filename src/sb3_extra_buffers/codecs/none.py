@@ -8,9 +8,9 @@ from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Codec, Encoded, F
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
 
-_RECORD_BYTES = 1 << 17
-_RECORD_BYTES_OF_DEV0 = 1 << 14
-_MOST_FRAMES = 64
+_RECORD_BYTES, _MOST_FRAMES = 1 << 14, 64
+_LARGE_RECORD_BYTES, _LARGE_FRAMES = 1 << 17, 8
+"""For frames of which fewer would make a record of the usual size."""
 
 
 class NoneCodec(Codec):
@@ -22,10 +22,10 @@ class NoneCodec(Codec):
     def __init__(self, frame: FrameSpec) -> None:
         super().__init__(frame)
         # Several frames make a record, so that the index and the work per record stay small.
-        self.frames_per_record = self._frames_in(_RECORD_BYTES)
-
-    def _frames_in(self, n_bytes: int) -> int:
-        return max(1, min(_MOST_FRAMES, n_bytes // self.frame.nbytes))
+        self._frames_in_dev0 = max(1, min(_MOST_FRAMES, _RECORD_BYTES // frame.nbytes))
+        """What version 1.0.0.dev0 had, whose files do not say it."""
+        self._usual_frames = max(self._frames_in_dev0, min(_LARGE_FRAMES, _LARGE_RECORD_BYTES // frame.nbytes))
+        self.frames_per_record = self._usual_frames
 
     @property
     def min_encoded_size(self) -> int:
@@ -44,9 +44,6 @@ class NoneCodec(Codec):
         return {"frames_per_record": self.frames_per_record}
 
     def restore(self, state: SavedState) -> None:
-        # Version 1.0.0.dev0 had smaller records, and did not save their size.
-        frames_per_record = self._frames_in(_RECORD_BYTES_OF_DEV0)
-        if state.has("frames_per_record"):
-            frames_per_record = state.integer("frames_per_record", 1, _MOST_FRAMES)
-        self.has_portable_records = frames_per_record == self._frames_in(_RECORD_BYTES)
-        self.frames_per_record = frames_per_record
+        has_number = state.has("frames_per_record")
+        number = state.integer("frames_per_record", 1, _MOST_FRAMES) if has_number else self._frames_in_dev0
+        self.frames_per_record, self.has_portable_records = number, number == self._usual_frames
