@@ -31,6 +31,7 @@ test-more: $(VENV)/.ready test-neighbours ## What takes longer: killed processes
 	$(RUN)/pytest $(CLUSTER_TESTS)
 	$(RUN)/python -m tests.soak.kill --kills 200
 	$(RUN)/python -m tests.soak.collectors --kills 50
+	$(RUN)/python -m tests.soak.namespaces
 	$(RUN)/python -m tests.histories.soak --minutes 5 --seed $(or $(SEED),$(shell date +%Y%m%d))
 	$(RUN)/python -m benchmarks.studies.training_exactness
 

@@ -17,6 +17,10 @@ address=$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address | a
 # Jobs of several users may share a node, so every job has a port of its own.
 port=$((10000 + SLURM_JOB_ID % 20000))
 cpus=$SLURM_CPUS_PER_TASK
+# Only processes of this job know the token. srun passes the environment on.
+export RAY_AUTH_MODE=token
+RAY_AUTH_TOKEN=$(python -c 'import secrets; print(secrets.token_hex(32))')
+export RAY_AUTH_TOKEN
 trap 'kill $(jobs -p) 2>/dev/null' EXIT
 
 srun --overlap --nodes=1 --ntasks=1 --nodelist="$head" \

@@ -142,16 +142,9 @@ def main() -> int:
             "MlpPolicy", env, device="cpu", seed=given.seed, learning_starts=100, buffer_size=200_000,
             batch_size=8, learning_rate=0.0, policy_kwargs={"net_arch": [8]}, collectors=collectors,
         )  # fmt: skip
-    kill, began, seen = Kill(), time.monotonic(), {}
-    start = model._start_intake
-
-    def watched() -> Any:
-        seen["intake"] = start()
-        return seen["intake"]
-
-    model._start_intake = watched
+    kill, began = Kill(), time.monotonic()
     model.learn(10_000_000, callback=kill)
-    statistics = seen["intake"].statistics
+    statistics = model.collector_statistics
     print(
         f"{kill.kills} kills ({kill.nodes_killed} of nodes), {statistics.n_deaths} restarts, {statistics.n_lost} "
         f"segments lost, {statistics.n_segments} arrived, {time.monotonic() - began:.0f} s"

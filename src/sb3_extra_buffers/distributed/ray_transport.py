@@ -117,4 +117,7 @@ def _connect(options: Mapping[str, Any]) -> None:
         ray.init(**given)
     except (OSError, RuntimeError, ValueError) as error:
         where = "on this machine" if address is None else f"at address {address!r}"
-        raise ConfigurationError(f"Ray could not be started or reached {where}: {error}") from error
+        raise ConfigurationError(
+            f"Ray could not be started or reached {where}: {error}. If the cluster asks for a token, set RAY_AUTH_MODE="
+            "token, and RAY_AUTH_TOKEN to the token, in the environment of this process."
+        ) from error
