@@ -13,7 +13,7 @@ from sb3_extra_buffers.storage.locking import BufferLock
 Flags = npt.NDArray[np.uint8]
 """1 for a transition that is done, and 2 more if that is because of a time limit."""
 _BITS = {"dones": 0, "timeouts": 1}
-_DONE_OR_NOT = np.array([0, 1, 0, 0], dtype=np.float32)
+DONE_OR_NOT = np.array([0, 1, 0, 0], dtype=np.float32)
 """For each value of flags, what a batch has: time limits do not count."""
 _ONE = np.float32(1).view(np.uint32)
 _PIECE = 1 << 14
@@ -79,7 +79,7 @@ class BufferWithFlags(ReplayBuffer):
     def _dones_at(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         """What a batch has, (n, 1), for transitions that end an episode other than by a time limit."""
         if self._flags is not None:
-            return _DONE_OR_NOT.take(self._flags.reshape(-1, 1).take(places, axis=0))
+            return DONE_OR_NOT.take(self._flags.reshape(-1, 1).take(places, axis=0))
         found: npt.NDArray[np.float32] = self.dones.reshape(-1, 1).take(places, axis=0)
         found *= 1 - self.timeouts.reshape(-1, 1).take(places, axis=0)
         return found

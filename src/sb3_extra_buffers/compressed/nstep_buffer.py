@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import NStepReplayBuffer
@@ -64,19 +65,31 @@ class CompressedNStepReplayBuffer(CompressedReplayBuffer, NStepReplayBuffer):
         self, slots: Indices, envs: Indices, env: VecNormalize | None, last_slots: Indices | None = None
     ) -> Any:
         # Not SB3's method: it draws environments itself, decodes twice, and changes `timeouts` while it samples.
-        steps = np.arange(self.n_steps)
-        window = (slots[:, None] + steps) % self.buffer_size, envs[:, None]
+        window = (slots[:, None] + np.arange(self.n_steps)) % self.buffer_size, envs[:, None]
         # The slot after the newest transition holds the oldest one.
         is_last = (window[0] == (self.pos - 1) % self.buffer_size) | self._has_ended(window)
-        is_last[:, -1] = True
-        n_added = is_last.argmax(axis=1)[:, None] + 1
+        n_added = n_until(is_last)
         rewards = self._normalize_reward(self.rewards[window], env)
-        powers = self.gamma ** steps.astype(np.float32)
-        samples = super()._samples_at(slots, envs, env, (slots + n_added[:, 0] - 1) % self.buffer_size)
-        return samples._replace(
-            rewards=self.to_torch((rewards * powers * (steps < n_added)).sum(axis=1, keepdims=True)),
-            discounts=self.to_torch(self.gamma ** n_added.astype(np.float32)),
-        )
+        returns, discounts = n_step_returns(rewards, n_added, self.gamma)
+        samples = super()._samples_at(slots, envs, env, (slots + n_added - 1) % self.buffer_size)
+        return samples._replace(rewards=self.to_torch(returns), discounts=self.to_torch(discounts))
+
+
+def n_until(is_last: npt.NDArray[np.bool_]) -> Indices:
+    """How many rewards returns add up, given for each of n_steps whether it is the last one."""
+    is_last[:, -1] = True
+    n_added: Indices = is_last.argmax(axis=1) + 1
+    return n_added
+
+
+def n_step_returns(
+    rewards: npt.NDArray[Any], n_added: Indices, gamma: float
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
+    """Returns and discounts, (n, 1), of (n, n_steps) rewards."""
+    steps, n_added = np.arange(rewards.shape[1]), n_added[:, None]
+    powers = gamma ** steps.astype(np.float32)
+    returns = (rewards * powers * (steps < n_added)).sum(axis=1, keepdims=True)
+    return returns, gamma ** n_added.astype(np.float32)
 
 
 class CompressedDictNStepReplayBuffer(CompressedNStepReplayBuffer, CompressedDictReplayBuffer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from types import ModuleType
 
@@ -97,6 +98,58 @@ class SumTree:
 
     def _levels(self) -> list[npt.NDArray[np.float64]]:
         return [self._nodes[low:high] for low, high in pairwise(self._bounds)]
+
+
+class JoinedTrees:
+    """Trees of the same size that are drawn from together: their totals are one more level of sums.
+
+    They keep working on their own. All their nodes are in one array from now on.
+    """
+
+    def __init__(self, trees: Sequence[SumTree]) -> None:
+        self._trees, self._bounds = trees, trees[0]._bounds
+        self._nodes: npt.NDArray[np.float64] = np.zeros((len(trees), trees[0]._bounds[-1]))
+        for tree, nodes in zip(trees, self._nodes, strict=True):
+            used = np.flatnonzero(tree._nodes)  # writing zeros would take memory
+            nodes[used] = tree._nodes[used]
+            tree._nodes = nodes
+
+    @property
+    def totals(self) -> npt.NDArray[np.float64]:
+        totals: npt.NDArray[np.float64] = self._nodes[:, self._bounds[-2] :].cumsum(axis=1)[:, -1]
+        return totals
+
+    def get(self, numbers: npt.NDArray[np.int64], indices: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        found: npt.NDArray[np.float64] = self._nodes[numbers, indices]
+        return found
+
+    def set(self, numbers: npt.NDArray[np.int64], indices: npt.NDArray[np.int64], values: npt.ArrayLike) -> None:
+        """Both arrays of numbers must be those of existing places."""
+        priorities = np.ascontiguousarray(np.broadcast_to(values, indices.shape), dtype=np.float64)
+        kernels = _kernels()
+        if kernels is not None:
+            kernels.update_in(self._nodes, self._bounds, numbers, indices, priorities)
+            return
+        for number in np.unique(numbers).tolist():
+            mine = numbers == number
+            self._trees[number][indices[mine]] = priorities[mine]
+
+    def find(self, heights: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """For each height in [0, sum of totals): the number of its tree, and its index there."""
+        totals = self.totals
+        ends = totals.cumsum()
+        # A height that is past the end by rounding belongs to the last tree with a priority.
+        numbers = np.minimum(np.searchsorted(ends, heights, side="right"), np.flatnonzero(totals)[-1])
+        inside = heights - (ends - totals)[numbers]
+        found: npt.NDArray[np.int64] = np.zeros(len(heights), dtype=np.int64)
+        kernels = _kernels()
+        if kernels is not None:
+            kernels.find_in(self._nodes, self._bounds, numbers, inside, found)
+            return numbers, found
+        for number in np.unique(numbers).tolist():
+            mine = numbers == number
+            found[mine] = self._trees[number].find(inside[mine])
+        return numbers, found
 
 
 def _padded(length: int) -> int:

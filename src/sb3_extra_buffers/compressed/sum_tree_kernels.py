@@ -48,7 +48,23 @@ def find(nodes: Floats, bounds: Integers, heights: Floats, found: Integers) -> N
         found[i] = node
 
 
+@njit(nogil=True, cache=True)
+def find_in(nodes: Floats, bounds: Integers, numbers: Integers, heights: Floats, found: Integers) -> None:
+    """The same for several trees, (trees, nodes), each height in one of them."""
+    for i in range(heights.shape[0]):
+        find(nodes[numbers[i]], bounds, heights[i : i + 1], found[i : i + 1])
+
+
+@njit(nogil=True, cache=True)
+def update_in(nodes: Floats, bounds: Integers, numbers: Integers, indices: Integers, values: Floats) -> None:
+    """The same for several trees."""
+    for i in range(indices.shape[0]):
+        update(nodes[numbers[i]], bounds, indices[i : i + 1], values[i : i + 1])
+
+
 def compile_all() -> None:
     nodes, bounds, indices = np.zeros(16), np.array([0, 16]), np.zeros(1, dtype=np.int64)
     update(nodes, bounds, indices, np.ones(1))
     find(nodes, bounds, np.zeros(1), indices)
+    find_in(nodes[None], bounds, indices, np.zeros(1), indices)
+    update_in(nodes[None], bounds, indices, indices, np.ones(1))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
-from numba import carray, cfunc, njit, types  # type: ignore[attr-defined]
+from numba import carray, cfunc, from_dtype, njit, types  # type: ignore[attr-defined]
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -28,15 +28,20 @@ _WORDS_2D, _FRAMES = types.uint32[:, ::1], types.uint8[:, :, ::1]
 _STORED = types.Array(types.uint8, 1, "C", readonly=True)
 
 _ROWS_AT_ONCE = 2
+SOURCE = np.dtype(
+    [(name, np.int64) for name in ("ring_size", "data_bytes", "capacity", "n_references", "n_words", "n_dictionaries")]
+    + [(name, np.int64) for name in ("group", "distances", "ring", "encoded", "data", "starts", "lengths")]
+    + [(name, np.int64) for name in ("references", "table", "decompress", "dictionaries")]
+)
+"""What threads need to know about a frame store: sizes, and addresses of arrays."""
+_SOURCES = from_dtype(SOURCE)[::1]
 _TASK = np.dtype(
     [(name, np.int64) for name in ("next_row", "n_threads", "is_corrupt")]  # changed by the threads
-    + [(name, np.int64) for name in ("n", "n_batches", "stack", "frame_bytes", "n_lanes", "ring_size", "data_bytes")]
-    + [(name, np.int64) for name in ("capacity", "n_references", "n_words", "n_dictionaries", "n_contexts", "group")]
-    + [(name, np.int64) for name in ("n_distances", "distances")]
-    + [(name, np.int64) for name in ("lanes", "firsts", "outs_0", "outs_1", "ring", "encoded", "data", "starts")]
-    + [(name, np.int64) for name in ("lengths", "references", "table", "decompress", "dictionaries", "contexts")]
+    + [(name, np.int64) for name in ("n", "n_batches", "stack", "frame_bytes", "scratch_bytes", "n_contexts")]
+    + [(name, np.int64) for name in ("n_sources", "sources", "numbers", "lanes", "firsts", "outs_0", "outs_1")]
+    + [(name, np.int64) for name in ("contexts",)]
 )
-"""What threads need to know about a batch: sizes, and addresses of arrays."""
+"""The same about a batch."""
 _NEXT_ROW, _N_THREADS = _TASK.fields["next_row"][1], _TASK.fields["n_threads"][1]  # type: ignore[index]
 
 
@@ -62,43 +67,43 @@ fetch_and_add: Any = intrinsic(_fetch_and_add)
 
 
 @njit(nogil=True, cache=True)
-def _gather_run(task: Any, row: int, begin: int, stop: int, context: int, scratch: int) -> bool:
+def _gather_run(task: Any, store: Any, row: int, begin: int, stop: int, context: int, scratch: int) -> bool:
     """Write the frames ``begin`` to ``stop - 1`` of a row's lane to wherever the row wants them; false if corrupt.
 
     :param context: That of libzstd for this thread.
     :param scratch: The address of memory for a frame of a chain, or for a decompressed record.
     """
-    size, group, record_bytes = task.frame_bytes, task.group, task.group * task.frame_bytes
+    size, group, record_bytes = task.frame_bytes, store.group, store.group * task.frame_bytes
     lane = load_int(task.lanes + 8 * row)
-    encoded, data_end = load_int(task.encoded + 8 * lane), task.data + task.data_bytes
+    encoded, data_end = load_int(store.encoded + 8 * lane), store.data + store.data_bytes
     record, length, start, reference = -1, 0, 0, 0
     steps, following = 0, 0  # of a chain: where the steps of the next frame are, and its number in the record
     for number in range(begin, stop):
         inside = number % group
         if number >= encoded:
-            source = task.ring + size * (lane * task.ring_size + number % task.ring_size)
+            source = store.ring + size * (lane * store.ring_size + number % store.ring_size)
         else:
             if number // group != record:
                 record = number // group
-                entry = lane * task.capacity + record % task.capacity
-                offset, length = load_int(task.starts + 8 * entry), load32(task.lengths + 4 * entry)
-                reference = load32(task.references + 4 * entry)
-                if offset < 0 or offset + length > task.data_bytes:
+                entry = lane * store.capacity + record % store.capacity
+                offset, length = load_int(store.starts + 8 * entry), load32(store.lengths + 4 * entry)
+                reference = load32(store.references + 4 * entry)
+                if offset < 0 or offset + length > store.data_bytes:
                     return False
-                start = task.data + offset
+                start = store.data + offset
                 if length == record_bytes:
                     pass
-                elif task.decompress:
+                elif store.decompress:
                     if not decompress_record(
-                        task.decompress, context, start, length, task.dictionaries, task.n_dictionaries, reference,
+                        store.decompress, context, start, length, store.dictionaries, store.n_dictionaries, reference,
                         scratch, record_bytes,
                     ):  # fmt: skip
                         return False
                     start, length = scratch, record_bytes
                 else:
-                    if reference >= task.n_references or not is_consistent(start, length, group, size):
+                    if reference >= store.n_references or not is_consistent(start, length, group, size):
                         return False
-                    reference = task.table + 4 * task.n_words * reference
+                    reference = store.table + 4 * store.n_words * reference
                     following, steps = restart_before(start, inside, group, size)
                     if following == 0:
                         copy(scratch, reference, size)
@@ -108,7 +113,7 @@ def _gather_run(task: Any, row: int, begin: int, stop: int, context: int, scratc
                 source = scratch
                 while following <= inside:
                     header = frame_header(start, following, size)
-                    if not follow(scratch, reference, size, header, steps, data_end, task.distances):
+                    if not follow(scratch, reference, size, header, steps, data_end, store.distances):
                         return False
                     steps, following = steps + (header >> 2), following + 1
         for i in range(task.n_batches):
@@ -125,13 +130,15 @@ def _take_part(task_address: int) -> None:
     task = carray(pointer(task_address), 1, _TASK)[0]
     me = fetch_and_add(task_address + _N_THREADS, 1)
     context = load_int(task.contexts + 8 * me) if me < task.n_contexts else 0
-    scratch = np.empty(max(4 * task.n_words, task.group * task.frame_bytes), dtype=np.uint8)
+    stores = carray(pointer(task.sources), (task.n_sources,), SOURCE)
+    scratch = np.empty(task.scratch_bytes, dtype=np.uint8)
     while True:
         low = fetch_and_add(task_address + _NEXT_ROW, _ROWS_AT_ONCE)
         if low >= task.n:
             return
         for row in range(low, min(low + _ROWS_AT_ONCE, task.n)):
             done = True
+            store = stores[load_int(task.numbers + 8 * row) if task.numbers else 0]
             begin = load_int(task.firsts + 8 * row)
             stop = begin + task.stack
             if task.n_batches == 2:
@@ -139,13 +146,95 @@ def _take_part(task_address: int) -> None:
                 if begin <= other <= stop:
                     stop = other + task.stack
                 else:
-                    done = _gather_run(task, row, other, other + task.stack, context, address(scratch))
-            if not done or not _gather_run(task, row, begin, stop, context, address(scratch)):
+                    done = _gather_run(task, store, row, other, other + task.stack, context, address(scratch))
+            if not done or not _gather_run(task, store, row, begin, stop, context, address(scratch)):
                 task.is_corrupt = 1
                 return
 
 
 TAKE_PART = _take_part.address
+
+
+@njit(
+    types.void(
+        _SOURCES, _INT, _FRAMES, _INTS, _STORED, _INTS_2D, _WORDS_2D, _WORDS_2D, _INT, _WORDS_2D, _INTS, _INT, _INTS
+    ),
+    nogil=True,
+    cache=True,
+)
+def describe(
+    sources: Any,
+    number: int,
+    ring: Bytes,
+    encoded: Indices,
+    data: Bytes,
+    starts: Indices,
+    lengths: Words,
+    references: Words,
+    group: int,
+    table: Words,
+    distances: Indices,
+    decompress: int,
+    dictionaries: Indices,
+) -> None:
+    """Write the arrays of a frame store into a table of them. They must exist as long as it is used.
+
+    :param table: The reference frames of ``delta`` records.
+    :param distances: Those of :class:`.DeltaCodec`.
+    :param decompress: The address of ``ZSTD_decompress_usingDDict`` if records are of libzstd, otherwise 0.
+    :param dictionaries: Addresses of libzstd's dictionaries, by reference.
+    """
+    store = sources[number]
+    store.ring_size, store.data_bytes, store.capacity = ring.shape[1], len(data), starts.shape[1]
+    store.n_references, store.n_words, store.group = table.shape[0], table.shape[1], group
+    store.n_dictionaries, store.decompress, store.distances = len(dictionaries), decompress, distances.ctypes.data
+    store.ring, store.encoded, store.data = ring.ctypes.data, encoded.ctypes.data, data.ctypes.data
+    store.starts, store.lengths, store.references = starts.ctypes.data, lengths.ctypes.data, references.ctypes.data
+    store.table, store.dictionaries = table.ctypes.data, dictionaries.ctypes.data
+
+
+@njit(
+    types.boolean(_SOURCES, _INTS, _INTS, _INTS_2D, _FRAMES, _FRAMES, _INTS, _INT, _INT, _INT), nogil=True, cache=True
+)
+def gather_from(
+    sources: Any,
+    numbers: Indices,
+    lanes: Indices,
+    firsts: Indices,
+    outs_0: Bytes,
+    outs_1: Bytes,
+    contexts: Indices,
+    take_part: int,
+    parallel: int,
+    n_threads: int,
+) -> bool:
+    """See :func:`.gathering.gather_frames`; false if bytes are corrupt.
+
+    With two rows in ``firsts``, ``outs_1`` is filled as well. Where the two runs of frames overlap, frames are decoded
+    once.
+
+    :param sources: Frame stores; see :func:`describe`.
+    :param numbers: For each row of the batch, in which of them it is; empty if there is one.
+    :param contexts: Addresses of libzstd's decompression contexts, one for each thread.
+    :param take_part: The address of :func:`_take_part`, which is not known when this is compiled.
+    :param parallel: The address of a function that runs another one in several threads, or 0.
+    """
+    tasks = np.zeros(1, dtype=_TASK)
+    task = tasks[0]
+    task.n, task.n_batches, task.stack, task.frame_bytes = len(lanes), len(firsts), outs_0.shape[1], outs_0.shape[2]
+    for store in sources:
+        task.scratch_bytes = max(task.scratch_bytes, 4 * store.n_words, store.group * task.frame_bytes)
+    task.n_sources, task.sources = len(sources), sources.ctypes.data
+    task.numbers = numbers.ctypes.data if len(numbers) else 0
+    task.lanes, task.firsts = lanes.ctypes.data, firsts.ctypes.data
+    task.outs_0, task.outs_1 = outs_0.ctypes.data, outs_1.ctypes.data
+    task.n_contexts, task.contexts = len(contexts), contexts.ctypes.data
+    task_address = np.intp(tasks.ctypes.data)
+    if parallel and n_threads > 1:
+        call(parallel, (take_part, task_address, n_threads, 0))
+    else:
+        call(take_part, (task_address,))
+    return bool(tasks[0].is_corrupt == 0)  # not "task", which would not keep its memory alive until here
 
 
 @njit(
@@ -177,37 +266,13 @@ def gather(
     parallel: int,
     n_threads: int,
 ) -> bool:
-    """See :func:`.gathering.gather_frames`; false if bytes are corrupt.
-
-    With two rows in ``firsts``, ``outs_1`` is filled as well. Where the two runs of frames overlap, frames are decoded
-    once.
-
-    :param table: The reference frames of ``delta`` records.
-    :param distances: Those of :class:`.DeltaCodec`.
-    :param decompress: The address of ``ZSTD_decompress_usingDDict`` if records are of libzstd, otherwise 0.
-    :param dictionaries: Addresses of libzstd's dictionaries, by reference.
-    :param contexts: Addresses of libzstd's decompression contexts, one for each thread.
-    :param take_part: The address of :func:`_take_part`, which is not known when this is compiled.
-    :param parallel: The address of a function that runs another one in several threads, or 0.
-    """
-    tasks = np.zeros(1, dtype=_TASK)
-    task = tasks[0]
-    task.n, task.n_batches, task.stack, task.frame_bytes = len(lanes), len(firsts), outs_0.shape[1], outs_0.shape[2]
-    task.n_lanes, task.ring_size, task.data_bytes, task.capacity = len(ring), ring.shape[1], len(data), starts.shape[1]
-    task.n_references, task.n_words, task.group = table.shape[0], table.shape[1], group
-    task.n_distances, task.distances = len(distances), distances.ctypes.data
-    task.n_dictionaries, task.n_contexts, task.decompress = len(dictionaries), len(contexts), decompress
-    task.lanes, task.firsts = lanes.ctypes.data, firsts.ctypes.data
-    task.outs_0, task.outs_1 = outs_0.ctypes.data, outs_1.ctypes.data
-    task.ring, task.encoded, task.data = ring.ctypes.data, encoded.ctypes.data, data.ctypes.data
-    task.starts, task.lengths, task.references = starts.ctypes.data, lengths.ctypes.data, references.ctypes.data
-    task.table, task.dictionaries, task.contexts = table.ctypes.data, dictionaries.ctypes.data, contexts.ctypes.data
-    task_address = np.intp(tasks.ctypes.data)
-    if parallel and n_threads > 1:
-        call(parallel, (take_part, task_address, n_threads, 0))
-    else:
-        call(take_part, (task_address,))
-    return bool(tasks[0].is_corrupt == 0)  # not "task", which would not keep its memory alive until here
+    """:func:`describe` and :func:`gather_from` in one call, for one frame store."""
+    sources = np.empty(1, dtype=SOURCE)
+    describe(
+        sources, 0, ring, encoded, data, starts, lengths, references, group, table, distances, decompress, dictionaries
+    )
+    numbers = np.empty(0, dtype=np.int64)
+    return gather_from(sources, numbers, lanes, firsts, outs_0, outs_1, contexts, take_part, parallel, n_threads)
 
 
 def compile_all() -> None:

@@ -11,7 +11,7 @@ and frames are copied out of them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -55,15 +55,20 @@ def gather_observations(
 
     :param stores: The frame stores, the newest first.
     """
-    n, is_contiguous = len(lanes), layout.is_contiguous
+    if len(stores) == 1:
+        fill_frames(layout, outs, lambda frames: stores[0].gather(lanes, firsts, frames))
+    else:
+        fill_frames(layout, outs, lambda frames: _gather_from_several(stores, lanes, firsts, frames))
+
+
+def fill_frames(layout: StackLayout, outs: list[npt.NDArray[Any]], gather: Callable[[list[Bytes]], None]) -> None:
+    """Fill observations frame by frame: ``gather`` is called with arrays of shape ``(n, stack, frame_bytes)``."""
+    n, is_contiguous = len(outs[0]), layout.is_contiguous
     if is_contiguous:
         frames = [out.reshape(n, layout.stack, layout.frame.size).view(np.uint8) for out in outs]
     else:
         frames = [np.empty((n, layout.stack, layout.frame.nbytes), dtype=np.uint8) for _ in outs]
-    if len(stores) == 1:
-        stores[0].gather(lanes, firsts, frames)
-    else:
-        _gather_from_several(stores, lanes, firsts, frames)
+    gather(frames)
     if not is_contiguous:
         for source, out in zip(frames, outs, strict=True):
             layout.merge(source, out)
@@ -97,45 +102,55 @@ def gather_frames(store: RecordIndex, lanes: Indices, firsts: Indices, outs: lis
     lane ``lanes[b]``. Passing several batches together lets frames that they share (an observation and its successor)
     be decoded once.
     """
-    record_format = store.codec.record_format
-    decompress = libzstd.decompress_function() if record_format == "zstd" else 0
-    can_compile = decompress if record_format == "zstd" else record_format
-    kernels = load_kernels(_KERNELS) if can_compile and len(outs) <= 2 else None
-    n_bytes = sum(out.nbytes for out in outs)
+    kernels, decompress = compiled_kernels(store.codec, len(outs))
     if kernels is None:
-        _gather_whole_records(store, lanes, firsts, outs, n_bytes)
+        _gather_whole_records(store, lanes, firsts, outs)
         return
 
+    def run(part: slice, contexts: Indices, team: Team) -> bool:
+        done: bool = kernels.gather(
+            lanes[part], np.ascontiguousarray(firsts[:, part]), outs[0][part], outs[-1][part], store.ring,
+            store.encoded, store.arena.data, store.starts, store.lengths, store.references,
+            store.codec.frames_per_record, store.codec.reference_frames, store.codec.distances,
+            decompress, store.codec.dictionary_addresses, contexts, kernels.TAKE_PART, *team,
+        )  # fmt: skip
+        return done
+
+    run_kernel(run, bool(decompress), outs)
+
+
+def compiled_kernels(codec: Codec, n_batches: int = 2) -> tuple[Any, int]:
+    """The compiled form of this module, if it has one for the codec's records, and the address of libzstd's function
+    that decompresses them, or 0."""
+    record_format = codec.record_format
+    decompress = libzstd.decompress_function() if record_format == "zstd" else 0
+    can_compile = decompress if record_format == "zstd" else record_format
+    return load_kernels(_KERNELS) if can_compile and n_batches <= 2 else None, decompress
+
+
+def run_kernel(run: Callable[[slice, Indices, Team], bool], needs_contexts: bool, outs: list[Bytes]) -> None:
+    """Fill a batch by several threads. ``run(rows, contexts, team)`` returns false if bytes are corrupt."""
+
     def work(low: int, high: int, team: Team = ALONE) -> bool:
-        part = slice(low, high)
-
-        def run(contexts: Indices) -> bool:
-            done: bool = kernels.gather(
-                lanes[part], np.ascontiguousarray(firsts[:, part]), outs[0][part], outs[-1][part], store.ring,
-                store.encoded, store.arena.data, store.starts, store.lengths, store.references,
-                store.codec.frames_per_record, store.codec.reference_frames, store.codec.distances,
-                decompress, store.codec.dictionary_addresses, contexts, kernels.TAKE_PART, *team,
-            )  # fmt: skip
-            return done
-
-        if not decompress:
-            return run(_NO_CONTEXTS)
+        if not needs_contexts:
+            return run(slice(low, high), _NO_CONTEXTS, team)
         with libzstd.contexts(team.n_threads) as contexts:
-            return run(contexts)
+            return run(slice(low, high), contexts, team)
 
+    n, n_bytes = len(outs[0]), sum(out.nbytes for out in outs)
     team = team_for(n_bytes)
-    done = all(run_in_slices(work, len(lanes), n_bytes)) if team is None else work(0, len(lanes), team)
+    done = all(run_in_slices(work, n, n_bytes)) if team is None else work(0, n, team)
     if not done:
         raise CorruptDataError("Stored records do not decode.")
 
 
-def _gather_whole_records(store: RecordIndex, lanes: Indices, firsts: Indices, outs: list[Bytes], n_bytes: int) -> None:
+def _gather_whole_records(store: RecordIndex, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
     """Decode each record that is needed once, then copy frames, in slices whose records fit into a core's cache."""
     bytes_per_row = store.codec.record_bytes * (2 + len(outs) * outs[0].shape[1] // store.codec.frames_per_record)
     run_in_slices(
         lambda low, high: _gather_slice(store, lanes[low:high], firsts[:, low:high], [out[low:high] for out in outs]),
         len(lanes),
-        n_bytes,
+        sum(out.nbytes for out in outs),
         largest=max(8, _CACHE_BYTES // max(bytes_per_row, 1)),
     )
 

@@ -126,8 +126,8 @@ CODEC_FAULTS = [
     Fault(
         "gathering: a frame that waits is taken from its neighbour",
         GATHERING,
-        "lane * task.ring_size + number % task.ring_size",
-        "lane * task.ring_size + (number + 1) % task.ring_size",
+        "lane * store.ring_size + number % store.ring_size",
+        "lane * store.ring_size + (number + 1) % store.ring_size",
     ),
     Fault(
         "rle: a run is one element short where it is longest",

@@ -1,0 +1,191 @@
+"""Arrays and stores of several buffers that are read as if they were one.
+
+The buffers have the same spaces, the same number of environments and the same number of slots. A place in them is the
+*number* of the buffer, a slot and an environment. One call of a compiled kernel reads from all of them, so that many
+small buffers are as fast as a large one.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from operator import is_not
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sb3_extra_buffers.codecs.base import Bytes, Indices
+from sb3_extra_buffers.compiled import load_kernels
+from sb3_extra_buffers.parallel import Team
+from sb3_extra_buffers.storage.base_store import BaseStore
+from sb3_extra_buffers.storage.gathering import compiled_kernels, fill_frames, run_kernel
+from sb3_extra_buffers.storage.observation_store import ObservationStore
+from sb3_extra_buffers.storage.plain_store import PlainStore
+from sb3_extra_buffers.storage.stacking import StackLayout
+
+_KERNELS = "sb3_extra_buffers.storage.joined_kernels"
+Wanted = list[tuple[int, Indices]]
+
+
+class JoinedArrays:
+    """Arrays with rows of ``width`` elements. Any of them may be replaced by another one between two calls."""
+
+    def __init__(self, width: int = 1) -> None:
+        self.width = width
+        self._arrays: list[npt.NDArray[Any]] = []
+        self._addresses = np.zeros(0, dtype=np.int64)
+
+    def take(
+        self, arrays: list[npt.NDArray[Any]], numbers: Indices, places: Indices, out: npt.NDArray[Any] | None = None
+    ) -> npt.NDArray[Any]:
+        """Row ``places[i]`` of array ``numbers[i]``, for each ``i``, (n, width)."""
+        if out is None:
+            out = np.empty((len(places), self.width), dtype=arrays[0].dtype)
+        kernels = load_kernels(_KERNELS)
+        if out.size == 0:
+            pass
+        elif kernels is None:
+            for number in np.unique(numbers).tolist():
+                mine = numbers == number
+                out[mine] = arrays[number].reshape(-1, self.width)[places[mine]]
+        else:
+            if len(arrays) != len(self._arrays) or any(map(is_not, arrays, self._arrays)):
+                addresses = [array.ctypes.data for array in arrays]
+                self._arrays, self._addresses = arrays, np.array(addresses, dtype=np.int64)
+            kernels.take_rows(self._addresses, numbers, places, out.view(np.uint8))
+        return out
+
+
+class JoinedStores:
+    """Stores of the same observations."""
+
+    def __init__(self, stores: Sequence[BaseStore]) -> None:
+        self._stores = stores
+        self._columns = [JoinedArrays() for _ in range(stores[0].n_columns)]
+        self._bases = JoinedArrays()
+        self._rows = JoinedArrays(math.prod(stores[0].shape))
+        self._table: Any = None
+        self._layout: StackLayout | None = None
+        self._described: list[tuple[Any, ...]] = []
+        """What the table was made from."""
+        self._decompresses = False
+
+    def fill(self, numbers: Indices, wanted: Wanted, envs: Indices, outs: list[npt.NDArray[Any]]) -> None:
+        """Write observations into ``outs``; see :meth:`.BaseStore.fill`. Numbers must be in order."""
+        first = self._stores[0]
+        if first.digests is None and isinstance(first, PlainStore):
+            self._fill_plain(self._stores, numbers, wanted, envs, outs)  # type: ignore[arg-type]  # they are all alike
+        elif first.digests is not None or not self._fill_frames(self._stores, numbers, wanted, envs, outs):  # type: ignore[arg-type]
+            self._fill_one_by_one(numbers, wanted, envs, outs)
+
+    def _fill_one_by_one(self, numbers: Indices, wanted: Wanted, envs: Indices, outs: list[npt.NDArray[Any]]) -> None:
+        bounds = np.searchsorted(numbers, np.arange(len(self._stores) + 1)).tolist()
+        for store, low, high in zip(self._stores, bounds[:-1], bounds[1:], strict=True):
+            if low < high:
+                rows = slice(low, high)
+                mine = [(column, slots[rows]) for column, slots in wanted]
+                store.fill(mine, envs[rows], [out[rows] for out in outs])
+
+    def _fill_plain(
+        self,
+        stores: Sequence[PlainStore],
+        numbers: Indices,
+        wanted: Wanted,
+        envs: Indices,
+        outs: list[npt.NDArray[Any]],
+    ) -> None:
+        first = stores[0]
+        for (column, slots), out in zip(wanted, outs, strict=True):
+            places = slots * first.n_envs + envs
+            if column:
+                indices = [store._next_rows for store in stores]
+                rows = self._columns[1].take(indices, numbers, places)[:, 0].astype(np.int64)
+                newest = np.array([-1 if store._newest is None else store._newest for store in stores])
+                is_newest = newest.take(numbers) == slots
+                if np.count_nonzero(is_newest):
+                    blocks = np.array([store._turn for store in stores]) * first.n_envs + first._first_own
+                    rows[is_newest] = (blocks.take(numbers) + envs)[is_newest]
+            else:
+                rows = places + 1
+            self._rows.take([store._rows for store in stores], numbers, rows, out.reshape(len(rows), self._rows.width))
+
+    def _fill_frames(
+        self,
+        stores: Sequence[ObservationStore],
+        numbers: Indices,
+        wanted: Wanted,
+        envs: Indices,
+        outs: list[npt.NDArray[Any]],
+    ) -> bool:
+        """Gather frames of all stores in one call; false if there is no kernel for that."""
+        layout = stores[0].layout
+        if not self._describe(stores):
+            return False
+        firsts = np.empty((len(wanted), len(envs)), dtype=np.int64)
+        for row, (column, slots) in zip(firsts, wanted, strict=True):
+            ends = [store.ends[column] for store in stores]
+            places = slots * stores[0].n_envs + envs
+            row[:] = self._columns[column].take(ends, numbers, places)[:, 0]
+        firsts -= layout.stack
+        if firsts.min(initial=0) < 0:  # places without observations
+            return False
+        left: Indices = np.zeros(0, dtype=np.int64)
+        lanes, sources = envs, numbers
+        if any(store._earlier for store in stores):
+            bases = self._bases.take([store.frames.base for store in stores], numbers, envs)[:, 0]
+            is_new = (firsts >= bases).all(axis=0)
+            if not is_new.any():
+                return False
+            left = np.flatnonzero(~is_new)
+            # They get frames of another row here, and are overwritten below.
+            rows = np.where(is_new, np.arange(len(envs)), is_new.argmax())
+            lanes, sources, firsts = envs[rows], numbers[rows], np.ascontiguousarray(firsts[:, rows])
+        fill_frames(layout, outs, lambda frames: self._gather(sources, lanes, firsts, frames))
+        if len(left):
+            parts = [np.empty((len(left), *out.shape[1:]), dtype=out.dtype) for out in outs]
+            self._fill_one_by_one(numbers[left], [(column, slots[left]) for column, slots in wanted], envs[left], parts)
+            for part, out in zip(parts, outs, strict=True):
+                out[left] = part
+        return True
+
+    def _gather(self, numbers: Indices, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
+        kernels, table = self._kernels, self._table
+
+        def run(rows: slice, contexts: Indices, team: Team) -> bool:
+            done: bool = kernels.gather_from(
+                table, numbers[rows], lanes[rows], np.ascontiguousarray(firsts[:, rows]), outs[0][rows], outs[-1][rows],
+                contexts, kernels.TAKE_PART, *team,
+            )  # fmt: skip
+            return done
+
+        run_kernel(run, self._decompresses, outs)
+
+    def _describe(self, stores: Sequence[ObservationStore]) -> bool:
+        """Bring the table of frame stores up to date; false if one of them has no kernel, or another layout."""
+        if stores[0].layout is not self._layout:
+            self._layout, self._described = stores[0].layout, [()] * len(stores)
+        for number, store in enumerate(stores):
+            frames, codec = store.frames, store.frames.codec
+            arrays = (
+                store.layout, codec, frames.ring, frames.encoded, frames.starts, frames.lengths, frames.references,
+                codec.reference_frames, codec.dictionary_addresses,
+            )  # fmt: skip
+            data, described = frames.arena.data, self._described[number]
+            if described and described[0]() is data and not any(map(is_not, arrays, described[1:])):
+                continue
+            kernels, decompress = compiled_kernels(codec)
+            if kernels is None or store.layout != self._layout or not store._has_elements:
+                return False
+            if self._table is None:
+                self._kernels, self._table = kernels, np.zeros(len(stores), dtype=kernels.SOURCE)
+            kernels.describe(
+                self._table, number, frames.ring, frames.encoded, data, frames.starts, frames.lengths,
+                frames.references, codec.frames_per_record, codec.reference_frames, codec.distances, decompress,
+                codec.dictionary_addresses,
+            )  # fmt: skip
+            # No strong reference to the bytes: they could not grow in place any more.
+            self._described[number] = (weakref.ref(data), *arrays)
+            self._decompresses = bool(self._table["decompress"].any())
+        return True
