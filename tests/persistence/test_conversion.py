@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -150,6 +152,68 @@ def test_minari(cls: Any, space: Any, actions: Any, minari: Any) -> None:
     for one, other in zip(minari.load_dataset("test/again-v0").iterate_episodes(), episodes, strict=True):
         for name in ("observations", "actions", "rewards", "terminations", "truncations"):
             assert_same(getattr(one, name), getattr(other, name))
+
+
+def dataset_of(minari: Any, name: str, n_episodes: int, seed: int = 0, space: Any = IMAGES) -> Any:
+    """Episodes of 40 steps, made of noise."""
+    from minari.data_collector import EpisodeBuffer
+
+    def episode(number: int) -> EpisodeBuffer:
+        rng = np.random.default_rng((seed, number))
+        noise = rng.integers(0, 256, space.shape, dtype=np.uint8)
+        return EpisodeBuffer(
+            observations=noise ^ np.arange(41, dtype=np.uint8).reshape(-1, *[1] * noise.ndim),
+            actions=rng.integers(0, ACTIONS.n, 40),
+            rewards=rng.normal(size=40).astype(np.float32),
+            terminations=np.arange(40) == 39,
+            truncations=np.zeros(40, dtype=bool),
+        )
+
+    return minari.create_dataset_from_buffers(
+        name,
+        (episode(number) for number in range(n_episodes)),
+        observation_space=space,
+        action_space=ACTIONS,
+        jpeg_encoding=False,
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_minari_into_a_buffer_on_disk(minari: Any, tmp_path: Path) -> None:
+    """An import that was killed goes on where it stopped, and one that is complete is only reopened."""
+    dataset = dataset_of(minari, "test/noise-v0", 5)
+    options = {"storage": "mmap", "path": tmp_path / "buffer"}
+    expected = CompressedReplayBuffer.from_minari(dataset, "cpu")
+    half = CompressedReplayBuffer(200, IMAGES, ACTIONS, "cpu", **options)
+    for slot in range(90):
+        obs, next_obs = expected.observations[slot], expected.next_observations[slot]
+        half.add(obs, next_obs, expected.actions[slot], expected.rewards[slot], expected.dones[slot], [{}])
+    half.close()
+    for _ in range(2):
+        with CompressedReplayBuffer.from_minari(dataset, "cpu", **options) as buffer:
+            assert buffer.size() == 200
+            assert buffer.full
+            for name in ("observations", "next_observations", "actions", "rewards", "dones", "timeouts"):
+                assert_same(np.asarray(getattr(buffer, name)), np.asarray(getattr(expected, name)))
+    with pytest.raises(ConfigurationError, match="other data"):
+        CompressedReplayBuffer.from_minari(dataset_of(minari, "test/other-v0", 5, seed=1), "cpu", **options)
+    with pytest.raises(ConfigurationError, match="smaller than the dataset"):
+        CompressedReplayBuffer.from_minari(dataset_of(minari, "test/longer-v0", 6), "cpu", 200, **options)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
+def test_a_dataset_of_minari_need_not_fit_into_memory(minari: Any, tmp_path: Path) -> None:
+    images = spaces.Box(0, 255, (3, 64, 64), np.uint8)
+    names = {"test/small-v0": 2, "test/large-v0": 180}
+    for name, n_episodes in names.items():
+        dataset_of(minari, name, n_episodes, space=images)
+    command = [sys.executable, "-W", "ignore", "-m", "tests.persistence.minari_probe", *names, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["data"] > 85e6
+    assert found["anonymous"] < 40e6
 
 
 def of_env(observation: Any, env: int) -> Any:

@@ -135,6 +135,9 @@ class Conversions(SaveableBuffer, ReplayBuffer):
     ) -> Self:
         """A buffer for one environment with the transitions of a dataset of Minari.
 
+        Episodes are read one after the other. With ``storage="mmap"``, neither the dataset nor the buffer has to fit
+        into memory. A folder that holds the beginning of the dataset already, or all of it, is reopened and completed.
+
         :param dataset: The dataset, or its id.
         :param buffer_size: By default, the number of transitions in the dataset.
         :param kwargs: Further arguments of this class.
@@ -143,18 +146,45 @@ class Conversions(SaveableBuffer, ReplayBuffer):
             dataset = _minari().load_dataset(dataset)
         size = buffer_size or int(dataset.total_steps)
         buffer = cls(size, dataset.observation_space, dataset.action_space, device, **kwargs)
-        for episode in dataset.iterate_episodes():
-            for step in range(len(episode.rewards)):
-                terminated, truncated = bool(episode.terminations[step]), bool(episode.truncations[step])
-                buffer.add(
-                    parts_at(episode.observations, slice(step, step + 1)),
-                    parts_at(episode.observations, slice(step + 1, step + 2)),
-                    np.asarray(episode.actions[step : step + 1]),
-                    np.asarray(episode.rewards[step : step + 1]),
-                    np.array([terminated or truncated]),
-                    [{"TimeLimit.truncated": truncated and not terminated}],
+        n_there = buffer.size()
+        if n_there and size < dataset.total_steps:
+            raise ConfigurationError(
+                f"{kwargs['path']} holds a buffer already, which is smaller than the dataset. Use load() to "
+                "reopen it, or another folder to import the dataset."
+            )
+        for number, step in enumerate(_steps_of(dataset)):
+            if number >= n_there:
+                buffer.add(*step)
+            elif number == n_there - 1 and not _is_at(buffer, number, step):
+                raise ConfigurationError(
+                    f"{kwargs['path']} holds a buffer of other data than this dataset. Import it into another folder."
                 )
+        buffer.flush()  # type: ignore[attr-defined]  # a method of the classes that have these methods
         return buffer
+
+
+def _steps_of(dataset: MinariDataset) -> Iterator[tuple[Any, ...]]:
+    """All steps of a dataset, as ``add()`` takes them. One episode at a time is in memory."""
+    for episode in dataset.iterate_episodes():
+        for step in range(len(episode.rewards)):
+            terminated, truncated = bool(episode.terminations[step]), bool(episode.truncations[step])
+            yield (
+                parts_at(episode.observations, slice(step, step + 1)),
+                parts_at(episode.observations, slice(step + 1, step + 2)),
+                np.asarray(episode.actions[step : step + 1]),
+                np.asarray(episode.rewards[step : step + 1]),
+                np.array([terminated or truncated]),
+                [{"TimeLimit.truncated": truncated and not terminated}],
+            )
+
+
+def _is_at(buffer: ReplayBuffer, slot: int, step: tuple[Any, ...]) -> bool:
+    """Whether a slot of a buffer holds this step of a dataset."""
+    obs, _, action, reward = step[:4]
+    same_action = buffer.actions[slot].reshape(-1) == action.reshape(-1).astype(buffer.actions.dtype)
+    same_reward = buffer.rewards[slot] == reward.astype(buffer.rewards.dtype)
+    stored = parts_at(buffer.observations, (np.array([slot]), np.array([0])))
+    return bool(same_action.all() and same_reward.all() and not _differ(stored, obs).any())
 
 
 def _minari() -> Any:
