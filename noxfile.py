@@ -46,7 +46,7 @@ def oldest(session: nox.Session) -> None:
 def build(session: nox.Session) -> None:
     """Wheel and source distribution, as PyPI gets them, in dist/."""
     shutil.rmtree(DIST, ignore_errors=True)
-    session.install("build", "twine")
+    session.install("build", "twine", "readme_renderer[md]")
     session.run("python", "-m", "build", silent=True)
     session.run("twine", "check", "--strict", *map(str, DIST.iterdir()))
 
