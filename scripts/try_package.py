@@ -23,6 +23,8 @@ MODULES = {
     "minari": ["minari", "h5py", "PIL"] if sys.version_info >= (3, 11) else [],
     "plots": ["matplotlib"],
     "ray": ["ray", "sb3_extra_buffers.distributed"],
+    "torchrl": ["torchrl", "sb3_extra_buffers.torchrl"],
+    "zoo": ["rl_zoo3"],
     "triton": ["triton"] if sys.platform == "linux" else [],
     "video": ["imageio_ffmpeg"],
     "vizdoom": ["vizdoom"],
