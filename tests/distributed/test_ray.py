@@ -14,7 +14,7 @@ import pytest
 from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.callbacks import BaseCallback
 
-from sb3_extra_buffers.distributed import distributed
+from sb3_extra_buffers.distributed import ShardedReplayBuffer, distributed
 from sb3_extra_buffers.errors import WorkerError
 
 ray = pytest.importorskip("ray")
@@ -84,6 +84,29 @@ def test_rollouts_on_a_cluster_are_those_of_sb3(cluster: Any) -> None:
     assert model.num_timesteps == 512
     assert model.rollout_buffer.full
     assert model.collector_statistics.n_deaths == 3
+
+
+def test_shards_on_a_cluster_are_replaced_when_they_die(cluster: Any) -> None:
+    kwargs: dict[str, Any] = {"placement": "shards", "shards": 2}
+    model = distributed(DQN)(
+        "MlpPolicy", "CartPole-v1", device="cpu", seed=0, learning_starts=50, buffer_size=4000, batch_size=8,
+        policy_kwargs=dict(NETWORK), replay_buffer_class=ShardedReplayBuffer, replay_buffer_kwargs=kwargs,
+        collectors={"n": 2, "envs": 2, "segment_steps": 8, "actor_options": {"num_cpus": 0.5}},
+    )  # fmt: skip
+
+    class KillShards(BaseCallback):
+        def _on_step(self) -> bool:
+            if self.n_calls in (60, 200):
+                buffer: Any = self.model.replay_buffer  # type: ignore[attr-defined]
+                ray.kill(buffer._shards._transport._actors[self.n_calls % 2])
+            return True
+
+    model.learn(800, callback=KillShards())
+    assert model.num_timesteps == 800
+    assert model.replay_buffer.shard_statistics["transitions_lost"] > 0
+    model.replay_buffer.check()
+    assert model.replay_buffer.sample(32).rewards.shape == (32, 1)
+    model.replay_buffer.close()
 
 
 def test_an_error_of_the_environment_reaches_the_learner(cluster: Any) -> None:

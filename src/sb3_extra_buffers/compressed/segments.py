@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -63,8 +64,23 @@ class _Sent:
     """For each store, the references of the last segment."""
 
 
+class SegmentHeader(NamedTuple):
+    """What a segment says about itself."""
+
+    n_steps: int
+    n_columns: int
+    stream: str
+    sequence: int
+    first_step: int
+    policy_version: int | None
+    extra: dict[str, Any]
+
+    def info(self, n_steps: int, n_transitions: int, continues: bool) -> SegmentInfo:
+        return SegmentInfo(n_steps, n_transitions, self.sequence, continues, self.policy_version, self.extra)
+
+
 @dataclass
-class _Received:
+class ReceivedSegment:
     """The last segment that a buffer has ingested."""
 
     stream: str
@@ -82,7 +98,7 @@ class SegmentBuffer(SaveableBuffer):
 
     _rebuilt: ClassVar[tuple[str, ...]] = ("_exported", "_received", "_spaces_digest")
     _exported: _Sent | None = None
-    _received: _Received | None = None
+    _received: ReceivedSegment | None = None
     _spaces_digest: str | None = None
     _n_added = 0
     """How many steps were added; may be too low after Ctrl-C, see :meth:`export_segment`."""
@@ -165,6 +181,10 @@ class SegmentBuffer(SaveableBuffer):
             self._exported = _Sent(sent.stream, self.pos, self._n_added, sent.sequence + 1, sent.n_steps + n_new, known)
         return data
 
+    def _n_unsent(self) -> int:
+        """How many steps were added since the last export."""
+        return self._n_added - (0 if self._exported is None else self._exported.n_added)
+
     def ingest_segment(self, data: bytes | bytearray | memoryview | npt.NDArray[np.uint8]) -> SegmentInfo:
         """Append the steps of a segment that another buffer of the same spaces has exported.
 
@@ -174,6 +194,24 @@ class SegmentBuffer(SaveableBuffer):
         Segments of one sender must be ingested in order. One that was ingested before is ignored. After a gap, or from
         another sender, the steps begin new episodes: see :attr:`SegmentInfo.continues`.
         """
+        with self._opened(data) as (header, segment), self._lock.held:
+            self._check_segments()
+            last = self._received
+            last = last if last is not None and last.stream == header.stream else None
+            if last is not None and header.sequence <= last.sequence:
+                return header.info(0, 0, True)
+            where = header.first_step, self.pos, self._n_added
+            continues = last is not None and where == (last.n_steps, last.pos, last.n_added)
+            n_steps, contents = header.first_step + header.n_steps, {} if last is None else last.contents
+            received = ReceivedSegment(header.stream, header.sequence, n_steps, contents)
+            self._append_segment(segment, header.n_steps, header.n_columns, continues, received)
+        return header.info(header.n_steps, header.n_steps * self.n_envs, continues)
+
+    @contextmanager
+    def _opened(
+        self, data: bytes | bytearray | memoryview | npt.NDArray[np.uint8]
+    ) -> Iterator[tuple[SegmentHeader, SavedState]]:
+        """The header and the contents of a segment for this buffer."""
         with as_corrupt(_NAME):  # type: ignore[arg-type]  # only for messages
             file = container.unpack(bytes(data), _NAME)
             claimed = sum(array.nbytes for array in file.arrays.values())
@@ -182,26 +220,22 @@ class SegmentBuffer(SaveableBuffer):
             plain_header, state = _checked_header(file.meta)
             header = SavedState(file, plain_header)
             self._check_header(header)
-            n_steps, sequence = header.integer("n_steps", 0, _MOST_STEPS), header.integer("sequence")
-            first_step, stream = header.integer("first_step"), str(header.value("stream"))
-            version = header.integer("policy_version", -_LARGEST_VERSION) if header.has("policy_version") else None
             extra = decode(header.value("extra"))
             if not isinstance(extra, dict):
                 raise header.error("extra", "must be a dict")
-            with self._lock.held:
-                self._check_segments()
-                last = self._received if self._received is not None and self._received.stream == stream else None
-                if last is not None and sequence <= last.sequence:
-                    return SegmentInfo(0, 0, sequence, True, version, extra)
-                where = first_step, self.pos, self._n_added
-                continues = last is not None and where == (last.n_steps, last.pos, last.n_added)
-                received = _Received(stream, sequence, first_step + n_steps, {} if last is None else last.contents)
-                n_columns = header.integer("columns", 1, 2)
-                self._append_segment(SavedState(file, state), n_steps, n_columns, continues, received)
-        return SegmentInfo(n_steps, n_steps * self.n_envs, sequence, continues, version, extra)
+            found = SegmentHeader(
+                header.integer("n_steps", 0, _MOST_STEPS),
+                header.integer("columns", 1, 2),
+                str(header.value("stream")),
+                header.integer("sequence"),
+                header.integer("first_step"),
+                header.integer("policy_version", -_LARGEST_VERSION) if header.has("policy_version") else None,
+                extra,
+            )
+            yield found, SavedState(file, state)
 
     def _append_segment(
-        self, segment: SavedState, n_steps: int, n_columns: int, continues: bool, received: _Received
+        self, segment: SavedState, n_steps: int, n_columns: int, continues: bool, received: ReceivedSegment
     ) -> None:
         """Append steps, and remember ``received``, which has the references of the segment before."""
         self._check_room(n_steps, continues)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,8 +23,15 @@ from sb3_extra_buffers.compressed.replay_buffer import CompressedDictReplayBuffe
 from sb3_extra_buffers.compressed.segments import SegmentInfo
 from sb3_extra_buffers.compressed.sequence_buffer import CompressedSequenceReplayBuffer
 from sb3_extra_buffers.distributed.parts import Parts, Places, draw_uniformly
+from sb3_extra_buffers.distributed.remote import Shards
+from sb3_extra_buffers.distributed.shard import ShardPlan
+from sb3_extra_buffers.distributed.shard_transport import LocalShards, ShardTransport
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
+from sb3_extra_buffers.storage.outputs import OutputPool
 from sb3_extra_buffers.storage.usage import MemoryUsage
+
+_ADDED_STEPS = 32
+"""After so many steps, those that were added are sent to their shard."""
 
 
 class ShardedReplayBuffer(ReplayBuffer):
@@ -34,10 +43,21 @@ class ShardedReplayBuffer(ReplayBuffer):
     :param buffer_size: Transitions of all parts together.
     :param n_envs: The environments of each part.
     :param parts: How many buffers there are.
-    :param placement: ``"learner"``: all parts are in the memory of this process.
+    :param placement: ``"learner"``: all parts are in the memory of this process. ``"shards"``: they are in other
+        processes, on this machine or on others, for what does not fit into one machine.
     :param buffer_class: The class of each part: ``CompressedReplayBuffer``, or one derived from it, such as
         ``CompressedNStepReplayBuffer`` and ``CompressedPrioritizedReplayBuffer``. By default ``CompressedReplayBuffer``
         or ``CompressedDictReplayBuffer``, depending on the observation space.
+    :param path: A folder for parts on disk: for one part with ``storage="mmap"``, or for all in shards. A shard that
+        died is restored from there, so that folder must be on its machine, or on all.
+    :param shards: How many processes share the parts, with ``placement="shards"``, like all arguments after it.
+    :param prefetch: How many batches are requested ahead. They do not have what was added since then.
+    :param on_loss: What happens when a shard dies. ``"report"``: a warning, and sampling goes on without what it held.
+        ``"raise"``: a ``WorkerError``.
+    :param ray: Arguments of ``ray.init``, such as ``{"address": "auto"}``. Without an address, Ray is started on this
+        machine.
+    :param shard_options: Arguments of ``ray.remote`` for shards.
+    :param in_process: Run the shards in this process, without Ray. For tests.
     :param options: Further arguments of ``buffer_class``.
     """
 
@@ -51,90 +71,168 @@ class ShardedReplayBuffer(ReplayBuffer):
         optimize_memory_usage: bool = False,
         handle_timeout_termination: bool = True,
         *,
-        parts: int = 1,
-        placement: Literal["learner"] = "learner",
+        parts: int | None = None,
+        placement: Literal["learner", "shards"] = "learner",
         buffer_class: type[CompressedReplayBuffer] | None = None,
+        path: str | Path | None = None,
+        shards: int = 2,
+        prefetch: int = 4,
+        on_loss: Literal["report", "raise"] = "report",
+        ray: Mapping[str, Any] | None = None,
+        shard_options: Mapping[str, Any] | None = None,
+        in_process: bool = False,
         **options: Any,
     ) -> None:
         # Not SB3's constructor, which would allocate memory for all transitions.
-        if placement != "learner":
-            raise ConfigurationError(f"placement must be 'learner', not {placement!r}.")
-        if parts < 1:
-            raise ConfigurationError(f"parts must be at least 1, not {parts}.")
-        if buffer_class is None:
-            is_dict = isinstance(observation_space, spaces.Dict)
-            buffer_class = CompressedDictReplayBuffer if is_dict else CompressedReplayBuffer
-        without = (CompressedHerReplayBuffer, CompressedSequenceReplayBuffer)
-        if CompressedReplayBuffer not in buffer_class.__mro__ or any(cls in buffer_class.__mro__ for cls in without):
-            raise ConfigurationError(
-                "buffer_class must be derived from CompressedReplayBuffer, and be neither for hindsight experience "
-                f"replay nor for sequences, not {buffer_class.__name__}."
-            )
-        if options.get("storage", "memory") != "memory" and parts > 1:
-            raise ConfigurationError("storage='mmap' is for a single part: several would use the same folder.")
-        self.parts: list[Any] = [
-            buffer_class(
-                max(buffer_size // parts, n_envs),
-                observation_space,
-                action_space,
-                device=device,
-                n_envs=n_envs,
-                optimize_memory_usage=optimize_memory_usage,
-                handle_timeout_termination=handle_timeout_termination,
-                **options,
-            )
-            for _ in range(parts)
-        ]
-        self._join()
-        first = self.parts[0]
-        self.observation_space, self.action_space = observation_space, action_space
-        self.obs_shape, self.action_dim, self.n_envs = first.obs_shape, first.action_dim, n_envs
-        self.buffer_size = sum(part.buffer_size for part in self.parts)
+        is_remote = placement == "shards"
+        if placement not in ("learner", "shards"):
+            raise ConfigurationError(f"placement must be 'learner' or 'shards', not {placement!r}.")
+        if on_loss not in ("report", "raise"):
+            raise ConfigurationError(f"on_loss must be 'report' or 'raise', not {on_loss!r}.")
+        parts = (shards if is_remote else 1) if parts is None else parts
+        for name, number in {"shards": shards, "parts": parts, "prefetch": prefetch}.items():
+            if number < 1:
+                raise ConfigurationError(f"{name} must be at least 1, not {number}.")
+        self.part_class = _part_class(buffer_class, observation_space)
+        if is_remote and options.get("storage", "memory") != "memory":
+            raise ConfigurationError("With placement='shards', leave out storage: shards with a path are on disk.")
+        if not is_remote and path is not None:
+            if parts > 1:
+                raise ConfigurationError("storage='mmap' is for a single part: several would use the same folder.")
+            options["path"] = path
+        self._arguments = {
+            "buffer_size": max(buffer_size // parts, n_envs),
+            "observation_space": observation_space,
+            "action_space": action_space,
+            "n_envs": n_envs,
+            "optimize_memory_usage": optimize_memory_usage,
+            "handle_timeout_termination": handle_timeout_termination,
+            **options,
+        }
+        self.parts: list[Any]
+        self._template: Any
+        self._shards: Shards | None = None
+        if is_remote:
+            self._start_shards(parts, shards, path, device, prefetch, on_loss, ray, shard_options, in_process)
+        else:
+            self._use([self.part_class(**self._arguments, device=device) for _ in range(parts)])
+        self.observation_space, self.action_space, self.n_envs = observation_space, action_space, n_envs
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
 
-    def _join(self) -> None:
-        """To be called when the parts were replaced."""
-        self._joined = Parts(self.parts, self.parts[0].device)
+    def _start_shards(
+        self,
+        n_parts: int,
+        n_shards: int,
+        path: str | Path | None,
+        device: th.device | str,
+        prefetch: int,
+        on_loss: str,
+        ray: Mapping[str, Any] | None,
+        shard_options: Mapping[str, Any] | None,
+        in_process: bool,
+    ) -> None:
+        n_shards = min(n_shards, n_parts)
+        transport: ShardTransport
+        if in_process:
+            transport = LocalShards()
+        else:
+            from sb3_extra_buffers.distributed.ray_transport import RayShards
+
+            transport = RayShards(ray, shard_options)
+        folder = None if path is None else str(Path(path).absolute())
+        plans = [
+            ShardPlan(self.part_class, self._arguments, list(range(shard, n_parts, n_shards)), folder)
+            for shard in range(n_shards)
+        ]
+        n_envs = self._arguments["n_envs"]
+        template = self.part_class(**{**self._arguments, "buffer_size": n_envs}, device=device)
+        n_slots = max(self._arguments["buffer_size"] // n_envs, 1)
+        self._shards = Shards(transport, plans, template, n_slots, template.device, prefetch, on_loss)
+        weakref.finalize(self, self._shards.stop)
+        self._template, self.parts = template, list(self._shards.parts)
+        self._added: dict[int, CompressedReplayBuffer] = {}
+        """Small buffers with steps that were added and not yet sent."""
+        self._describe()
+
+    def _use(self, parts: list[Any]) -> None:
+        """Parts in the memory of this process."""
+        self.parts, self._template = parts, parts[0]
+        self._joined = Parts(parts, parts[0].device)
+        self._describe()
+
+    def _describe(self) -> None:
+        self.obs_shape, self.action_dim = self._template.obs_shape, self._template.action_dim
+        self.buffer_size = sum(part.buffer_size for part in self.parts)
 
     @property
     def device(self) -> th.device:
         """Where batches go. SB3 assigns a new one after it has loaded a buffer."""
-        return self._joined.outputs.device
+        return self._outputs.device
 
     @device.setter
     def device(self, device: th.device) -> None:
-        self._joined.outputs.device = device
+        self._outputs.device = device
+
+    @property
+    def _outputs(self) -> OutputPool:
+        return self._joined.outputs if self._shards is None else self._shards.outputs
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_joined"}
+        if self._shards is not None:
+            raise ConfigurationError(
+                "A buffer in shards cannot be pickled or copied: it may not fit into this process. Use save(folder)."
+            )
+        return {name: value for name, value in vars(self).items() if name not in ("_joined", "_template")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._join()
+        self._use(self.parts)
 
     def __copy__(self) -> ShardedReplayBuffer:
         return copy.deepcopy(self)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self.parts)} parts: {self.parts[0]!r}, ...)"
+        where = "here" if self._shards is None else "in shards"
+        return f"{type(self).__name__}({len(self.parts)} parts {where}: {self._template!r}, ...)"
 
     def size(self) -> int:
         """The number of stored steps of all parts."""
+        self._send_added()
         return sum(part.size() for part in self.parts)
 
     @property
     def pos(self) -> int:  # type: ignore[override]  # the parts decide
         """SB3 only asks whether it is 0. With several parts, the number of steps."""
+        self._send_added()
         return int(self.parts[0].pos) if len(self.parts) == 1 else self.size() % self.buffer_size
 
     @property
     def full(self) -> bool:  # type: ignore[override]  # the parts decide
+        self._send_added()
         return all(part.full for part in self.parts)
 
     def add(self, *step: Any, part: int = 0) -> None:
         """Add a step of all environments of one part."""
-        self.parts[part].add(*step)
+        if self._shards is None:
+            self.parts[part].add(*step)
+            return
+        if part not in self._added:
+            is_dict = isinstance(self.observation_space, spaces.Dict)
+            cls = CompressedDictReplayBuffer if is_dict else CompressedReplayBuffer
+            names = ("observation_space", "action_space", "n_envs", "optimize_memory_usage")
+            arguments = {name: self._arguments[name] for name in (*names, "handle_timeout_termination")}
+            self._added[part] = cls(2 * _ADDED_STEPS * self.n_envs, **arguments, device="cpu")
+        self._added[part].add(*step)
+        if self._added[part]._n_unsent() >= _ADDED_STEPS:
+            self._send_added()
+
+    def _send_added(self) -> None:
+        """Send steps that were added to their shards."""
+        if self._shards is not None:
+            for part, added in self._added.items():
+                if added._n_unsent():
+                    self.parts[part].ingest_segment(added.export_segment())
 
     def ingest_segment(self, data: bytes | npt.NDArray[np.uint8], part: int = 0) -> SegmentInfo:
         """Append a segment to a part; see :meth:`CompressedReplayBuffer.ingest_segment`."""
@@ -142,13 +240,34 @@ class ShardedReplayBuffer(ReplayBuffer):
         return info
 
     def reset(self) -> None:
+        if self._shards is not None:
+            self._send_added()
+            self._shards.reset()
+            return
         for part in self.parts:
             part.reset()
 
     def check(self) -> None:
         """Check all invariants of all parts."""
+        if self._shards is not None:
+            self._shards.ask_all("check")
+            return
         for part in self.parts:
             part.check()
+
+    def close(self) -> None:
+        """End the shards. Those on disk write what they hold to their files first."""
+        if self._shards is not None:
+            self._send_added()
+            self._shards.ask_all("close")
+            self._shards.stop()
+
+    @property
+    def shard_statistics(self) -> dict[str, float]:
+        """What was lost with shards: transitions so far, and the fraction of all of the last time."""
+        if self._shards is None:
+            return {}
+        return {"transitions_lost": self._shards.n_lost, "fraction_lost": self._shards.lost_fraction}
 
     def save(self, path: str | Path) -> None:
         """Save all parts to files in a folder, without pickle."""
@@ -176,17 +295,20 @@ class ShardedReplayBuffer(ReplayBuffer):
             first.handle_timeout_termination,
             buffer_class=type(first),
         )
-        buffer.parts = list(parts)
-        buffer.buffer_size = sum(part.buffer_size for part in parts)
-        buffer._join()
+        buffer._use(list(parts))
         return buffer
 
     def memory_usage(self) -> MemoryUsage:
         """The memory that the contents of all parts take, by kind."""
+        if self._shards is not None:
+            return MemoryUsage.of_parts(self._shards.ask_all("memory_usage"))
         return MemoryUsage.of_parts([part.memory_usage() for part in self.parts])
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         """A batch over all parts, each transition with the same probability, or in proportion to its priority."""
+        if self._shards is not None:
+            self._send_added()
+            return self._shards.sample(batch_size, env)
         if len(self.parts) == 1:
             return self.parts[0].sample(batch_size, env)
         with self.parts[0]._lock.held:
@@ -214,12 +336,15 @@ class ShardedReplayBuffer(ReplayBuffer):
     def update_priorities(self, indices: Indices, td_errors: th.Tensor | npt.ArrayLike) -> None:
         """Set the priorities of transitions of a batch from their TD errors."""
         first = self.parts[0]
-        if len(self.parts) == 1:
+        if len(self.parts) == 1 and self._shards is None:
             first.update_priorities(indices, td_errors)
             return
         errors = absolute_errors(td_errors).reshape(-1)
         if errors.shape != indices.shape:
             raise ConfigurationError(f"{len(indices)} transitions need {len(indices)} TD errors, not {len(errors)}.")
+        if self._shards is not None:
+            self._shards.update(indices, errors)
+            return
         numbers, own = np.divmod(indices, self._stride)
         if len(indices) and not 0 <= numbers.min() <= numbers.max() < len(self.parts):
             raise IndexError(
@@ -237,14 +362,29 @@ class ShardedReplayBuffer(ReplayBuffer):
     @property
     def beta(self) -> float:
         """The exponent of the importance-sampling weights."""
-        return float(self.parts[0].beta)
+        return float(self._template.beta)
 
     @property
     def progress_remaining(self) -> float:
         """The argument of a schedule for beta. The algorithm has to update it."""
-        return float(self.parts[0].progress_remaining)
+        return float(self._template.progress_remaining)
 
     @progress_remaining.setter
     def progress_remaining(self, value: float) -> None:
-        for part in self.parts:
+        for part in [self._template] if self._shards is not None else self.parts:
             part.progress_remaining = value
+
+
+def _part_class(
+    buffer_class: type[CompressedReplayBuffer] | None, observation_space: spaces.Space[Any]
+) -> type[CompressedReplayBuffer]:
+    if buffer_class is None:
+        is_dict = isinstance(observation_space, spaces.Dict)
+        return CompressedDictReplayBuffer if is_dict else CompressedReplayBuffer
+    without = (CompressedHerReplayBuffer, CompressedSequenceReplayBuffer)
+    if CompressedReplayBuffer not in buffer_class.__mro__ or any(cls in buffer_class.__mro__ for cls in without):
+        raise ConfigurationError(
+            "buffer_class must be derived from CompressedReplayBuffer, and be neither for hindsight experience "
+            f"replay nor for sequences, not {buffer_class.__name__}."
+        )
+    return buffer_class

@@ -45,6 +45,8 @@ class OffPolicyLearner(Learner, OffPolicyAlgorithm):
             self.replay_buffer_kwargs = {**self.replay_buffer_kwargs, "parts": self.collectors["n"]}
             if isinstance(self, PrioritizedDQN) and "buffer_class" not in self.replay_buffer_kwargs:
                 self.replay_buffer_kwargs["buffer_class"] = self._prioritized_class()
+            if self.replay_buffer_kwargs.get("placement") == "shards":
+                self.replay_buffer_kwargs.setdefault("ray", self.ray)
         super()._setup_model()
 
     def _plan(self) -> CollectorPlan:

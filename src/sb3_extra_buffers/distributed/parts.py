@@ -45,6 +45,8 @@ def draw_uniformly(parts: Sequence[Any], batch_size: int) -> Places:
     first = parts[0]
     n_envs, n_slots = first.n_envs, first.buffer_size
     shares = first.optimize_memory_usage
+    if len(parts) == 1:
+        return _as_sb3_draws(first, batch_size)
     counts = np.array([n_slots - shares if part.full else part.pos for part in parts]) * n_envs
     ends = counts.cumsum()
     if ends[-1] == 0:
@@ -57,6 +59,18 @@ def draw_uniformly(parts: Sequence[Any], batch_size: int) -> Places:
         firsts = np.array([part.pos + 1 if part.full else 0 for part in parts])
         slots = (slots + firsts[numbers]) % n_slots
     return Places(numbers, slots, envs)
+
+
+def _as_sb3_draws(part: Any, batch_size: int) -> Places:
+    """With a single part, the same transitions as SB3's buffer with the same seed."""
+    if not part.full and part.pos == 0:
+        raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
+    if part.optimize_memory_usage and part.full:
+        slots = (np.random.randint(1, part.buffer_size, size=batch_size) + part.pos) % part.buffer_size
+    else:
+        slots = np.random.randint(0, part.buffer_size if part.full else part.pos, size=batch_size)
+    envs = np.random.randint(0, high=part.n_envs, size=(batch_size,))
+    return Places(np.zeros(batch_size, dtype=np.int64), slots, envs)
 
 
 class Parts:
@@ -75,7 +89,7 @@ class Parts:
         # With single steps, a prioritized buffer is none of n-step returns.
         is_n_step = isinstance(first, CompressedNStepReplayBuffer) and (first.n_steps > 1 or not self.is_prioritized)
         self._n_steps = first.n_steps if is_n_step else None
-        self._stores = {key: JoinedStores([buffer._stores[key] for buffer in buffers]) for key in first._stores}
+        self.stores = {key: JoinedStores([buffer._stores[key] for buffer in buffers]) for key in first._stores}
         self._actions, self._rewards = JoinedArrays(first.action_dim), JoinedArrays()
         self._flags = {name: JoinedArrays() for name in ("_flags", "dones", "timeouts")}
         if self.is_prioritized:
@@ -86,7 +100,7 @@ class Parts:
         with self.first._lock.held:
             fields, wanted = self.read_fields(places)
             outs = self.empty_batch(len(places.slots))
-            for key, stores in self._stores.items():
+            for key, stores in self.stores.items():
                 stores.fill(places.numbers, wanted, places.envs, outs[key])
         return self.batch_of(outs, fields, env)
 

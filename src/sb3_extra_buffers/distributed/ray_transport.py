@@ -1,23 +1,27 @@
-"""Collectors as actors of Ray, on this machine or on a cluster."""
+"""Collectors and shards as actors of Ray, on this machine or on a cluster."""
 
 from __future__ import annotations
 
 import math
+import pickle
 import socket
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch as th
 
 from sb3_extra_buffers.distributed.collector import Collector, CollectorPlan, Request, Weights
+from sb3_extra_buffers.distributed.shard import Shard, ShardPlan
+from sb3_extra_buffers.distributed.shard_transport import ShardDied, ShardTransport
 from sb3_extra_buffers.distributed.transport import Reply, Transport
-from sb3_extra_buffers.errors import ConfigurationError, MissingPackageError, WorkerError
+from sb3_extra_buffers.errors import ConfigurationError, ExtraBuffersError, MissingPackageError, WorkerError
 
 try:
     import ray
-    from ray.exceptions import RayError, RayTaskError
+    from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 except ImportError as error:
-    raise MissingPackageError("Collectors in other processes", "ray", "ray") from error
+    raise MissingPackageError("Collectors and shards in other processes", "ray", "ray") from error
 
 _CONNECT_SECONDS = 8.0
 
@@ -100,6 +104,70 @@ class _Actor:
 
     def collect(self, request: Request, weights: Weights | None) -> np.ndarray[Any, np.dtype[np.uint8]]:
         return self._collector.collect(request, weights)
+
+
+class RayShards(ShardTransport):
+    """Shards as actors.
+
+    :param options: Arguments of ``ray.init``: an ``address``, or nothing for Ray on this machine.
+    :param actor_options: Arguments of ``ray.remote`` for shards. By default, Ray spreads them over all nodes, and they
+        take no CPU from collectors.
+    """
+
+    def __init__(
+        self, options: Mapping[str, Any] | None = None, actor_options: Mapping[str, Any] | None = None
+    ) -> None:
+        self._options = dict(options or {})
+        self._actor_options = {"num_cpus": 0, "scheduling_strategy": "SPREAD", **(actor_options or {})}
+        self._plans: list[ShardPlan] = []
+        self._actors: list[Any] = []
+
+    def start(self, plans: list[ShardPlan]) -> None:
+        if not ray.is_initialized():
+            _connect(self._options)
+        self._plans = plans
+        self._actors = [self._make(plan) for plan in plans]
+
+    def _make(self, plan: ShardPlan) -> Any:
+        return ray.remote(**self._actor_options)(_ShardActor).remote(plan)
+
+    def call(self, shard: int, method: str, *arguments: Any) -> Any:
+        # Ray takes several times as long for arrays as for bytes.
+        return self._actors[shard].call.remote(pickle.dumps((method, arguments), protocol=5))
+
+    def result(self, handle: Any, timeout: float) -> Any:
+        try:
+            return ray.get(handle, timeout=timeout)
+        except GetTimeoutError as error:
+            raise TimeoutError(str(error)) from error
+        except RayTaskError as error:
+            if isinstance(error.cause, ExtraBuffersError):
+                raise error.cause from error
+            raise WorkerError(f"A shard raised an error: {error}") from error
+        except RayError as error:  # the process, its node, or what it has sent is gone
+            raise ShardDied(str(error).partition("\n")[0]) from error
+
+    def restart(self, shard: int) -> None:
+        ray.kill(self._actors[shard])
+        self._actors[shard] = self._make(self._plans[shard])
+
+    def stop(self) -> None:
+        if ray.is_initialized():
+            for actor in self._actors:
+                ray.kill(actor)
+        self._actors = []
+
+
+class _ShardActor:
+    """A shard in a process of its own."""
+
+    def __init__(self, plan: ShardPlan) -> None:
+        th.set_num_threads(1)  # a machine may have many shards, and each takes part in every batch
+        self._shard = Shard(plan)
+
+    def call(self, pickled: bytes) -> Any:
+        method, arguments = pickle.loads(pickled)  # of the learner that has made this actor
+        return getattr(self._shard, method)(*arguments)
 
 
 def _connect(options: Mapping[str, Any]) -> None:

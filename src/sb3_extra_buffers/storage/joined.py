@@ -62,7 +62,7 @@ class JoinedStores:
     """Stores of the same observations."""
 
     def __init__(self, stores: Sequence[BaseStore]) -> None:
-        self._stores = stores
+        self.stores = stores
         self._columns = [JoinedArrays() for _ in range(stores[0].n_columns)]
         self._bases = JoinedArrays()
         self._rows = JoinedArrays(math.prod(stores[0].shape))
@@ -74,15 +74,15 @@ class JoinedStores:
 
     def fill(self, numbers: Indices, wanted: Wanted, envs: Indices, outs: list[npt.NDArray[Any]]) -> None:
         """Write observations into ``outs``; see :meth:`.BaseStore.fill`. Numbers must be in order."""
-        first = self._stores[0]
+        first = self.stores[0]
         if first.digests is None and isinstance(first, PlainStore):
-            self._fill_plain(self._stores, numbers, wanted, envs, outs)  # type: ignore[arg-type]  # they are all alike
-        elif first.digests is not None or not self._fill_frames(self._stores, numbers, wanted, envs, outs):  # type: ignore[arg-type]
+            self._fill_plain(self.stores, numbers, wanted, envs, outs)  # type: ignore[arg-type]  # they are all alike
+        elif first.digests is not None or not self._fill_frames(self.stores, numbers, wanted, envs, outs):  # type: ignore[arg-type]
             self._fill_one_by_one(numbers, wanted, envs, outs)
 
     def _fill_one_by_one(self, numbers: Indices, wanted: Wanted, envs: Indices, outs: list[npt.NDArray[Any]]) -> None:
-        bounds = np.searchsorted(numbers, np.arange(len(self._stores) + 1)).tolist()
-        for store, low, high in zip(self._stores, bounds[:-1], bounds[1:], strict=True):
+        bounds = np.searchsorted(numbers, np.arange(len(self.stores) + 1)).tolist()
+        for store, low, high in zip(self.stores, bounds[:-1], bounds[1:], strict=True):
             if low < high:
                 rows = slice(low, high)
                 mine = [(column, slots[rows]) for column, slots in wanted]
@@ -123,12 +123,7 @@ class JoinedStores:
         layout = stores[0].layout
         if not self._describe(stores):
             return False
-        firsts = np.empty((len(wanted), len(envs)), dtype=np.int64)
-        for row, (column, slots) in zip(firsts, wanted, strict=True):
-            ends = [store.ends[column] for store in stores]
-            places = slots * stores[0].n_envs + envs
-            row[:] = self._columns[column].take(ends, numbers, places)[:, 0]
-        firsts -= layout.stack
+        firsts = self.firsts(numbers, wanted, envs)
         if firsts.min(initial=0) < 0:  # places without observations
             return False
         left: Indices = np.zeros(0, dtype=np.int64)
@@ -149,6 +144,16 @@ class JoinedStores:
             for part, out in zip(parts, outs, strict=True):
                 out[left] = part
         return True
+
+    def firsts(self, numbers: Indices, wanted: Wanted, envs: Indices) -> Indices:
+        """The first frame of each observation, (columns, n); below zero where there is no observation."""
+        stores: Sequence[Any] = self.stores
+        firsts = np.empty((len(wanted), len(envs)), dtype=np.int64)
+        for row, (column, slots) in zip(firsts, wanted, strict=True):
+            ends = [store.ends[column] for store in stores]
+            row[:] = self._columns[column].take(ends, numbers, slots * stores[0].n_envs + envs)[:, 0]
+        firsts -= stores[0].layout.stack
+        return firsts
 
     def _gather(self, numbers: Indices, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
         kernels, table = self._kernels, self._table

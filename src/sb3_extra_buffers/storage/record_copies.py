@@ -157,9 +157,14 @@ def restored(state: SavedState, n_lanes: int, frames_per_record: int, known: Map
         if xxhash.xxh3_128_hexdigest(content.data) != digest:
             raise sent.error(digest, "does not agree with its checksum")
         contents[digest] = content
-    if missing := [digest for digest in digests if digest not in contents]:
-        raise CorruptDataError(
-            f"The segment needs {len(missing)} references that an earlier segment has brought, but this buffer has "
-            "not received. Let the sender begin anew: export_segment(restart=True)."
-        )
+    if any(digest not in contents for digest in digests):
+        raise missing_references()
     return Records(counts, lengths, references, digests, contents, data)
+
+
+def missing_references() -> CorruptDataError:
+    """The error for a segment that continues one that has not arrived."""
+    return CorruptDataError(
+        "The segment needs references that an earlier segment has brought, but this buffer has not received. Let the "
+        "sender begin anew: export_segment(restart=True)."
+    )

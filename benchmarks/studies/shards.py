@@ -1,0 +1,84 @@
+"""Sampling from shards in other processes of this machine, against one buffer in this process.
+
+    python -m benchmarks.studies.shards
+
+The same transitions are in a buffer here, and in shards, which are actors of Ray. Batches of both are sampled in turns
+of ten. For how long one waits for a batch of shards depends on how many were requested ahead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import time
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from benchmarks.recordings import load_recording, transitions
+from sb3_extra_buffers.compressed import CompressedReplayBuffer
+from sb3_extra_buffers.distributed import ShardedReplayBuffer
+
+N_ENVS, SEGMENT_STEPS, IN_TURN = 4, 32, 10
+
+
+def bytes_of_a_batch(buffer: Any, batch_size: int) -> int:
+    """How much is sent for a batch."""
+    (requests,) = buffer._shards._request([np.arange(batch_size)])
+    return sum(len(pickle.dumps(reply, protocol=5)) for _, reply in buffer._shards._replies(requests))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="mspacman,halfcheetah", help="recordings (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=6_000, help="of each environment (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=30, help="turns (default: %(default)s)")
+    parser.add_argument("--shards", type=int, default=2)
+    parser.add_argument("--batch-size", type=int, default=256)
+    given = parser.parse_args()
+    for name in given.data.split(","):
+        recording = load_recording(name, given.steps, N_ENVS)
+        spaces = recording.observation_space, recording.action_space
+        size = given.steps * N_ENVS
+        here = CompressedReplayBuffer(size, *spaces, "cpu", N_ENVS)
+        there = {
+            prefetch: ShardedReplayBuffer(
+                size, *spaces, "cpu", N_ENVS, placement="shards", shards=given.shards, prefetch=prefetch
+            )
+            for prefetch in (1, 4)
+        }
+        collector = CompressedReplayBuffer(2 * SEGMENT_STEPS * N_ENVS, *spaces, "cpu", N_ENVS)
+        played, last_part = transitions(recording), 0
+        for number in range(given.steps // SEGMENT_STEPS):
+            for step in islice(played, SEGMENT_STEPS):
+                collector.add(*step)
+                here.add(*step)
+            # Parts are filled one after the other.
+            part = number * given.shards * SEGMENT_STEPS // given.steps
+            segment = collector.export_segment(restart=part != last_part)
+            for buffer in there.values():
+                buffer.ingest_segment(segment, part=part)
+            last_part = part
+        print(f"\n{name}, {size:,} transitions, {given.shards} shards, batches of {given.batch_size}\n")
+        print("| | ms per batch | speed, of one buffer's |\n|---|---|---|")
+        times: dict[str, list[float]] = {}
+        buffers: dict[str, Any] = {"one buffer": here} | {f"{ahead} ahead": buffer for ahead, buffer in there.items()}
+        for _ in range(given.repeats):
+            for label, buffer in buffers.items():
+                buffer.sample(given.batch_size)
+                began = time.perf_counter()
+                for _ in range(IN_TURN):
+                    buffer.sample(given.batch_size)
+                times.setdefault(label, []).append((time.perf_counter() - began) / IN_TURN)
+        for label, seconds in times.items():
+            ratio = np.median(np.divide(times["one buffer"], seconds))
+            print(f"| {label} | {1e3 * np.median(seconds):.2f} | {ratio:.2f} |")
+        sent = bytes_of_a_batch(there[4], given.batch_size)
+        print(f"\n{sent:,} bytes are sent for a batch, {sent // given.batch_size:,} for a transition")
+        for buffer in there.values():
+            buffer.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""What the learner knows about a part that is in a shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sb3_extra_buffers.codecs.base import Bytes, Indices
+from sb3_extra_buffers.compressed.segments import ReceivedSegment, SegmentHeader, SegmentInfo
+from sb3_extra_buffers.state import SavedState
+from sb3_extra_buffers.storage.record_copies import missing_references
+
+Send = Callable[[int, Bytes, ReceivedSegment | None, int], None]
+"""Sends a segment: for which part, the bytes, the segment before it, and the number of transitions."""
+
+
+class RemotePart:
+    """A part in a shard: how full it is, and the last segment that was sent to it."""
+
+    def __init__(self, send: Send, number: int, template: Any, n_slots: int) -> None:
+        self.n_envs, self.buffer_size = template.n_envs, n_slots
+        self.optimize_memory_usage = template.optimize_memory_usage
+        self.pos, self.full = 0, False
+        self._send, self._number, self._template = send, number, template
+        self._last: ReceivedSegment | None = None
+        self._rewards: npt.NDArray[np.float32] = np.zeros((0, self.n_envs), dtype=np.float32)
+        self.is_new = False
+        """Whether its shard was started again, and does not have the references of the last segment."""
+
+    def size(self) -> int:
+        return self.buffer_size if self.full else self.pos
+
+    def ingest_segment(self, data: bytes | Bytes) -> SegmentInfo:
+        """Send a segment to the shard; see :meth:`.CompressedReplayBuffer.ingest_segment`."""
+        header: SegmentHeader
+        with self._template._opened(data) as (header, segment):
+            last = self._last if self._last is not None and self._last.stream == header.stream else None
+            if last is not None and header.sequence <= last.sequence:
+                return header.info(0, 0, True)
+            n_steps = header.n_steps
+            if n_steps:
+                fields = segment.part("fields")
+                self._rewards = fields.array("rewards", np.float32, (n_steps, self.n_envs)).copy()
+            contents = {} if last is None else last.contents
+            if n_steps:
+                contents = _contents(self._template._stores, segment, contents)
+        continues = last is not None and header.first_step == last.n_steps and not self.is_new
+        before = None
+        if self.is_new and last is not None:
+            # It has the references, but does not continue what the shard has.
+            before = ReceivedSegment(header.stream, header.sequence - 1, -1, last.contents)
+        self.is_new = False
+        self._last = ReceivedSegment(header.stream, header.sequence, header.first_step + n_steps, contents)
+        self._send(self._number, np.frombuffer(data, dtype=np.uint8), before, n_steps * self.n_envs)
+        self.full = self.full or self.pos + n_steps >= self.buffer_size
+        self.pos = (self.pos + n_steps) % self.buffer_size
+        return header.info(n_steps, n_steps * self.n_envs, continues)
+
+    def _field_rows(self, name: str, slots: Indices) -> npt.NDArray[Any]:
+        """Rewards of the last segment, which statistics need."""
+        assert name == "rewards"
+        return self._rewards
+
+
+def _contents(
+    stores: Iterable[str], segment: SavedState, known: dict[str, dict[str, Bytes]]
+) -> dict[str, dict[str, Bytes]]:
+    """The references that a segment needs, by store and checksum."""
+    contents = {}
+    for key in stores:
+        part = segment.part("stores").part(key)
+        if part.value("form") == "frames":
+            sent, digests = part.part("records").part("contents"), part.part("records").value("digests")
+            new = {digest: sent.array(digest, np.uint8, (None,)) for digest in sent.array_names()}
+            found = {**known.get(key, {}), **new}
+            try:
+                contents[key] = {digest: found[digest] for digest in digests}
+            except KeyError:
+                raise missing_references() from None
+    return contents

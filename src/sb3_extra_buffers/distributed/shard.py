@@ -1,0 +1,181 @@
+"""A shard: some parts of a replay buffer, in a process of its own, which answers requests for transitions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch as th
+
+from sb3_extra_buffers.codecs.base import Bytes, Indices
+from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
+from sb3_extra_buffers.compressed.segments import ReceivedSegment
+from sb3_extra_buffers.distributed.parts import Fields, Parts, Places
+from sb3_extra_buffers.errors import CorruptDataError, SegmentError
+from sb3_extra_buffers.storage.blocks import Block, BlockMaker
+from sb3_extra_buffers.storage.usage import MemoryUsage
+
+_FLUSH_AFTER = 64
+"""Segments. What arrived since the last flush is lost if a shard on disk dies."""
+
+GENERATION_BITS = 18
+"""How often a place was overwritten is counted in so many bits."""
+
+
+class ShardPlan(NamedTuple):
+    """All that is needed to create a shard, in any process."""
+
+    buffer_class: type[CompressedReplayBuffer]
+    arguments: dict[str, Any]
+    """Of each part."""
+    numbers: list[int]
+    """Of its parts."""
+    path: str | None
+    """A folder with a folder for each part, from which a shard that died is restored."""
+
+
+class PartState(NamedTuple):
+    """How full a part is."""
+
+    pos: int
+    full: bool
+
+
+class Drawn(NamedTuple):
+    """The reply to a request for transitions."""
+
+    blocks: dict[str, Block]
+    """The observations of each key."""
+    fields: Fields
+    priorities: npt.NDArray[np.float64] | None
+    indices: tuple[Indices, Indices, Indices] | None
+    """With priorities: parts, places, and how often each place was overwritten."""
+    total: float
+    """The sum of all priorities in the shard."""
+    n_refused: int
+    """How many segments could not be ingested so far."""
+    refusal: str
+
+
+class Shard:
+    """Parts of a buffer. Parts are counted from 0 within the shard."""
+
+    def __init__(self, plan: ShardPlan) -> None:
+        self._plan = plan
+        self._use([self._make(number) for number in plan.numbers])
+
+    def _make(self, number: int) -> CompressedReplayBuffer:
+        on_disk: dict[str, Any] = {}
+        if self._plan.path is not None:
+            on_disk = {"storage": "mmap", "path": Path(self._plan.path) / f"part{number}"}
+        return self._plan.buffer_class(**self._plan.arguments, device="cpu", **on_disk)
+
+    def _use(self, buffers: list[Any]) -> None:
+        self._buffers = buffers
+        self._parts = Parts(buffers, th.device("cpu"))
+        self._makers = {key: BlockMaker(stores) for key, stores in self._parts.stores.items()}
+        self._n_steps = [int(part.size()) for part in buffers]
+        """How many steps each part has received."""
+        self._n_unflushed = [0] * len(buffers)
+        self._n_refused, self._refusal = 0, ""
+
+    def states(self) -> list[PartState]:
+        return [PartState(int(part.pos), bool(part.full)) for part in self._buffers]
+
+    def ingest(self, part: int, segment: Bytes, before: ReceivedSegment | None, max_priority: float | None) -> None:
+        """Append a segment.
+
+        :param before: The segment before it, for a shard that has not received that.
+        """
+        buffer = self._buffers[part]
+        if before is not None:
+            buffer._received = before
+        self._raise_max_priority(max_priority)
+        try:
+            self._n_steps[part] += buffer.ingest_segment(segment).n_steps
+        except (CorruptDataError, SegmentError) as error:
+            self._n_refused, self._refusal = self._n_refused + 1, str(error)
+            return
+        self._n_unflushed[part] += 1
+        if self._plan.path is not None and self._n_unflushed[part] >= _FLUSH_AFTER:
+            buffer.flush()
+            self._n_unflushed[part] = 0
+
+    def draw(self, requests: list[Any]) -> list[Drawn | None]:
+        """Several batches: for each, places, or positions and the size of the batch; see :meth:`_draw_by_priority`."""
+        by_priority = self._parts.is_prioritized
+        return [self._draw_by_priority(*request) if by_priority else self._draw(request) for request in requests]
+
+    def _draw(self, places: Places) -> Drawn | None:
+        """Transitions that the learner has drawn; ``None`` if they are not all there, because a segment was refused."""
+        sizes = np.array([part.size() for part in self._buffers])
+        if (places.slots >= sizes[places.numbers]).any():
+            return None
+        return self._drawn(places, None, None, 0.0)
+
+    def _draw_by_priority(self, positions: npt.NDArray[np.float64], n: int) -> Drawn | None:
+        """Transitions at some heights of the sum of priorities; ``None`` if there are none.
+
+        :param positions: The heights, where the total is ``n``.
+        """
+        trees = self._parts.trees
+        total = float(trees.totals.cumsum()[-1])
+        if total == 0:
+            return None
+        numbers, found = trees.find(positions * total / n)
+        places = Places(numbers, *np.divmod(found, self._parts.first.n_envs))
+        indices = numbers, found, self._generations(numbers, places.slots)
+        return self._drawn(places, trees.get(numbers, found), indices, total)
+
+    def _drawn(self, places: Places, priorities: Any, indices: Any, total: float) -> Drawn:
+        fields, wanted = self._parts.read_fields(places)
+        blocks = {key: maker.make(places.numbers, wanted, places.envs) for key, maker in self._makers.items()}
+        return Drawn(blocks, fields, priorities, indices, total, self._n_refused, self._refusal)
+
+    def _generations(self, numbers: Indices, slots: Indices) -> Indices:
+        """How often the transitions in these slots have been replaced."""
+        n_steps: Indices = np.array(self._n_steps)[numbers]
+        return (n_steps - 1 - slots) // int(self._parts.first.buffer_size) & ((1 << GENERATION_BITS) - 1)
+
+    def update(
+        self, indices: tuple[Indices, Indices, Indices], priorities: npt.NDArray[np.float64], max_priority: float
+    ) -> int:
+        """Set priorities, and return how many came too late: their transitions have been replaced."""
+        numbers, places, generations = indices
+        self._raise_max_priority(max_priority)
+        trees, first = self._parts.trees, self._parts.first
+        current = generations == self._generations(numbers, places // first.n_envs)
+        numbers, places, priorities = numbers[current], places[current], priorities[current]
+        trees.set(numbers, places, np.where(trees.get(numbers, places) > 0, priorities**first.alpha, 0.0))
+        return int((~current).sum())
+
+    def _raise_max_priority(self, value: float | None) -> None:
+        if value is not None:
+            for part in self._buffers:
+                part.max_priority = max(part.max_priority, value)
+
+    def check(self) -> None:
+        for part in self._buffers:
+            part.check()
+
+    def reset(self) -> None:
+        for part in self._buffers:
+            part.reset()
+        self._n_steps = [0] * len(self._buffers)
+
+    def memory_usage(self) -> MemoryUsage:
+        return MemoryUsage.of_parts([part.memory_usage() for part in self._buffers])
+
+    def save(self, paths: list[str]) -> None:
+        for part, path in zip(self._buffers, paths, strict=True):
+            part.save(path)
+
+    def load(self, paths: list[str]) -> None:
+        """Use the contents of files instead."""
+        self._use([CompressedReplayBuffer.load(path, device="cpu") for path in paths])
+
+    def close(self) -> None:
+        for part in self._buffers:
+            part.close()

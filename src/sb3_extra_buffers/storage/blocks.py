@@ -1,0 +1,178 @@
+"""Observations of a batch as arrays, for a process that does not have the store: compressed if that takes less.
+
+A block has the records that a batch needs, copied without decoding them, and for each row where its frames are in
+them. All rows of several blocks are decoded by one call of the kernel that reads from stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Codec, Indices
+from sb3_extra_buffers.compiled import load_kernels
+from sb3_extra_buffers.storage.base_store import BaseStore
+from sb3_extra_buffers.storage.config import CodecRecipe
+from sb3_extra_buffers.storage.gathering import compiled_kernels, fill_frames, run_kernel
+from sb3_extra_buffers.storage.joined import JoinedArrays, JoinedStores, Wanted
+from sb3_extra_buffers.storage.observation_store import ObservationStore
+from sb3_extra_buffers.storage.stacking import StackLayout
+
+Block = dict[str, Any]
+_NO_RING, _NO_DICTIONARIES = np.zeros((1, 1, 1), dtype=np.uint8), np.zeros(1, dtype=np.int64)
+_PADDING = np.zeros(64, dtype=np.uint8)
+_MOST_CODECS = 8
+_codecs: dict[tuple[str, StackLayout], Codec] = {}
+"""Codecs that have decoded blocks: to make one takes as long as to decode some rows."""
+
+
+class BlockMaker:
+    """Makes blocks of observations in joined stores."""
+
+    def __init__(self, joined: JoinedStores) -> None:
+        self._joined = joined
+        self._index = [JoinedArrays() for _ in range(3)]
+
+    def make(self, numbers: Indices, wanted: Wanted, envs: Indices) -> Block:
+        """The observations of two batches; see :meth:`.JoinedStores.fill`."""
+        first = self._joined.stores[0]
+        shape = (2, len(envs), *first.shape)
+        block = self._records(numbers, wanted, envs) if isinstance(first, ObservationStore) else None
+        n_bytes = 0 if block is None else block["data"].nbytes + block["table"].nbytes
+        if block is None or n_bytes > int(np.prod(shape)) * first.stored_dtype.itemsize:
+            rows = np.empty(shape, dtype=first.stored_dtype)
+            self._joined.fill(numbers, wanted, envs, list(rows))
+            return {"rows": rows}
+        return block
+
+    def _records(self, numbers: Indices, wanted: Wanted, envs: Indices) -> Block | None:
+        """Records; ``None`` where they need more than their bytes and reference frames, or are not all there are."""
+        stores: Sequence[Any] = self._joined.stores
+        first, layout = stores[0], stores[0].layout
+        kernels = load_kernels("sb3_extra_buffers.storage.joined_kernels")
+        if kernels is None or first.digests is not None or compiled_kernels(first.codec)[0] is None:
+            return None
+        record_format = first.codec.record_format
+        for store in stores:
+            if store._earlier or store.recipe != first.recipe or store.layout != layout:
+                return None
+            if store.codec.record_format != record_format:  # written by an earlier version
+                return None
+        firsts = self._joined.firsts(numbers, wanted, envs)
+        frames, group = [store.frames for store in stores], first.codec.frames_per_record
+        encoded = self._index[0].take([part.encoded for part in frames], numbers, envs)[:, 0]
+        if firsts.min(initial=0) < 0 or (firsts + layout.stack > encoded).any():  # nothing there, or not in a record
+            return None
+        begins, ends = firsts // group, (firsts + layout.stack - 1) // group
+        # The records of a row: one range if those of its two observations overlap, otherwise one after the other.
+        overlap = (begins[0] <= ends[1]) & (begins[1] <= ends[0])
+        lowest, n_first = begins.min(axis=0), ends[0] - begins[0] + 1
+        counts = np.where(overlap, ends.max(axis=0) - lowest + 1, n_first + ends[1] - begins[1] + 1)
+        most = int(counts.max(initial=1))
+        rows, places = np.nonzero(np.arange(most) < counts[:, None])
+        after = np.where(places < n_first[rows], begins[0][rows] + places, begins[1][rows] + places - n_first[rows])
+        records = np.where(overlap[rows], lowest[rows] + places, after)
+        shifts = np.where(overlap, lowest, np.stack([begins[0], begins[1] - n_first]))
+        capacities = np.array([part.starts.shape[1] for part in frames])[numbers][rows]
+        entries, row_numbers = envs[rows] * capacities + records % capacities, numbers[rows]
+        starts, lengths, references = (
+            arrays.take([getattr(part, name) for part in frames], row_numbers, entries)[:, 0].astype(np.int64)
+            for arrays, name in zip(self._index, ("starts", "lengths", "references"), strict=True)
+        )
+        table, references = _references(frames, row_numbers, references)
+        if table is None:
+            return None
+        data = np.empty(int(lengths.sum()) + len(_PADDING), dtype=np.uint8)
+        addresses = np.array([part.arena.data.ctypes.data for part in frames])
+        kernels.copy_spans(addresses, row_numbers, starts, lengths, data)
+        index = np.zeros((3, len(envs), most), dtype=np.int64)
+        index[:, rows, places] = np.cumsum(lengths) - lengths, lengths, references
+        block = {"data": data, "index": index, "firsts": firsts - shifts * group, "table": table}
+        return {**block, "layout": (layout.stack, layout.axis), "recipe": first.recipe}
+
+
+def _references(frames: Sequence[Any], numbers: Indices, references: Indices) -> tuple[Any, Indices]:
+    """The reference frames that records need, and for each record its one; ``None`` if they are no frames."""
+    if frames[0].codec.record_format != "delta":
+        return (np.zeros((0, 1), dtype=np.uint32) if (references == NO_REFERENCE).all() else None), references
+    used, numbered = np.unique(numbers << 32 | references, return_inverse=True)
+    tables = [frames[key >> 32].codec.reference_frames[key & 0xFFFFFFFF] for key in used.tolist()]
+    return np.stack(tables), numbered.reshape(-1)
+
+
+def fill_from(blocks: Sequence[tuple[Indices, Block]], store: BaseStore, outs: list[npt.NDArray[Any]]) -> None:
+    """Write the rows of blocks into a batch.
+
+    :param blocks: The rows of the batch that each block has, and the block.
+    :param store: Any store of such observations.
+    """
+    packed = [(rows, block) for rows, block in blocks if "rows" not in block]
+    while packed:
+        # All that are alike at once. Usually these are all there are.
+        alike = [pair for pair in packed if _kind(pair[1]) == _kind(packed[0][1])]
+        packed = [pair for pair in packed if _kind(pair[1]) != _kind(alike[0][1])]
+        if sum(len(rows) for rows, _ in alike) == len(outs[0]):
+            _decode(alike, store, outs)
+        else:
+            n = sum(len(rows) for rows, _ in alike)
+            found = [np.empty((n, *out.shape[1:]), dtype=out.dtype) for out in outs]
+            bounds = np.cumsum([0, *(len(rows) for rows, _ in alike)])
+            ranges = [np.arange(low, high) for low, high in pairwise(bounds)]
+            _decode([(own, block) for own, (_, block) in zip(ranges, alike, strict=True)], store, found)
+            where = np.concatenate([rows for rows, _ in alike])
+            for part, out in zip(found, outs, strict=True):
+                out[where] = part
+    for rows, block in blocks:
+        if "rows" in block:
+            for part, out in zip(block["rows"], outs, strict=True):
+                out[rows] = part
+
+
+def _kind(block: Block) -> Any:
+    return block["layout"], block["recipe"]
+
+
+def _decode(blocks: Sequence[tuple[Indices, Block]], store: BaseStore, outs: list[npt.NDArray[Any]]) -> None:
+    """Decode blocks that together have all rows."""
+    first = blocks[0][1]
+    layout = StackLayout(store.shape, store.stored_dtype, *first["layout"])
+    codec = _codec_of(first["recipe"], layout)
+    kernels, decompress = compiled_kernels(codec)
+    assert kernels is not None, "the sender has kernels, but not the receiver"
+    table, kept = np.zeros(len(blocks), dtype=kernels.SOURCE), []
+    numbers, lanes = np.empty((2, len(outs[0])), dtype=np.int64)
+    firsts = np.empty((2, len(outs[0])), dtype=np.int64)
+    for number, (rows, block) in enumerate(blocks):
+        starts, lengths, references = block["index"]
+        arrays = (
+            np.full(len(rows), np.iinfo(np.int64).max), block["data"], np.array(starts), lengths.astype(np.uint32),
+            references.astype(np.uint32), codec.frames_per_record, np.array(block["table"]),
+        )  # fmt: skip
+        kernels.describe(table, number, _NO_RING, *arrays, codec.distances, decompress, _NO_DICTIONARIES)
+        kept.append(arrays)
+        numbers[rows], lanes[rows], firsts[:, rows] = number, np.arange(len(rows)), block["firsts"]
+
+    def gather(frames: list[Bytes]) -> None:
+        def run(part: slice, contexts: Indices, team: Any) -> bool:
+            done: bool = kernels.gather_from(
+                table, numbers[part], lanes[part], np.ascontiguousarray(firsts[:, part]), frames[0][part],
+                frames[1][part], contexts, kernels.TAKE_PART, *team,
+            )  # fmt: skip
+            return done
+
+        run_kernel(run, bool(decompress), frames)
+
+    fill_frames(layout, outs, gather)
+
+
+def _codec_of(recipe: CodecRecipe, layout: StackLayout) -> Codec:
+    key = str(recipe), layout
+    if key not in _codecs:
+        if len(_codecs) >= _MOST_CODECS:
+            _codecs.clear()
+        _codecs[key] = recipe.build(layout.frame)
+    return _codecs[key]

@@ -1,0 +1,340 @@
+"""A buffer whose parts are in shards is sampled like one whose parts are here. The shards are in this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from stable_baselines3 import DQN
+
+from sb3_extra_buffers.compressed import (
+    CompressedDictReplayBuffer,
+    CompressedNStepReplayBuffer,
+    CompressedPrioritizedReplayBuffer,
+    CompressedReplayBuffer,
+    PrioritizedDQN,
+)
+from sb3_extra_buffers.distributed import ShardedReplayBuffer, distributed
+from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError, SegmentError, WorkerError
+from tests.distributed.test_sharded_buffer import DICT, IMAGES, N_ENVS, VECTORS, chi_square, filled, make, steps
+from tests.transitions import assert_same
+
+REMOTE: dict[str, Any] = {"placement": "shards", "in_process": True}
+
+
+def transport_of(buffer: Any) -> Any:
+    return buffer._shards._transport
+
+
+@pytest.mark.parametrize(
+    ("cls", "space", "options"),
+    [
+        (CompressedReplayBuffer, IMAGES, {}),
+        (CompressedReplayBuffer, IMAGES, {"compression_method": "gzip"}),
+        (CompressedReplayBuffer, VECTORS, {}),
+        (CompressedReplayBuffer, IMAGES, {"optimize_memory_usage": True, "handle_timeout_termination": False}),
+        (CompressedDictReplayBuffer, DICT, {}),
+        (CompressedNStepReplayBuffer, IMAGES, {"n_steps": 3}),
+        (CompressedPrioritizedReplayBuffer, IMAGES, {"alpha": 0.7}),
+        (CompressedPrioritizedReplayBuffer, VECTORS, {"alpha": 0.7, "n_steps": 3}),
+    ],
+    ids=str,
+)
+def test_one_shard_is_the_class_itself(cls: Any, space: Any, options: dict[str, Any]) -> None:
+    single = make(cls, space=space, **options)
+    sharded = make(space=space, buffer_class=cls, shards=1, prefetch=1, **REMOTE, **options)
+    for number, step in enumerate(steps(400, space=space)):
+        single.add(*step)
+        sharded.add(*step)
+        if number % 30 == 29:
+            batches = []
+            for buffer in (single, sharded):
+                np.random.seed(number)
+                batch = buffer.sample(32)
+                if "alpha" in options:
+                    buffer.update_priorities(batch.indices, np.linspace(-1, 2, 32))
+                    batch = batch._replace(indices=batch.indices & ((1 << 40) - 1))
+                batches.append(tuple(batch))
+            assert_same(batches[0], batches[1])
+    assert (single.pos, single.full, single.size()) == (sharded.pos, sharded.full, sharded.size())
+    sharded.check()
+
+
+@pytest.mark.parametrize("space", [IMAGES, VECTORS, DICT], ids=["images", "vectors", "Dict"])
+@pytest.mark.parametrize(
+    "options", [{}, {"normalize_images": True}, {"buffer_class": CompressedNStepReplayBuffer}], ids=str
+)
+def test_shards_have_what_parts_in_this_process_have(space: Any, options: dict[str, Any]) -> None:
+    if space is DICT and "buffer_class" in options:
+        pytest.skip("There is another class for Dict spaces.")
+    sizes = (40, 100, 7, 70)
+    here = filled(sizes, space, **options)
+    there = filled(sizes, space, **REMOTE, shards=3, **options)
+    for prefetched in range(6):
+        batches = []
+        for buffer in (here, there):
+            np.random.seed(prefetched)
+            if buffer is there:
+                buffer._shards._queue.clear()
+            batches.append(tuple(buffer.sample(64)))
+        assert_same(*batches)
+
+
+def test_every_transition_is_sampled_equally_often() -> None:
+    buffer = filled(**REMOTE, shards=2)
+    total = buffer.size() * N_ENVS
+    np.random.seed(0)
+    rewards = np.concatenate([buffer.sample(256).rewards.numpy().reshape(-1) for _ in range(300)])
+    counts = np.bincount(rewards.astype(np.int64), minlength=total)
+    assert abs(chi_square(counts, np.full(total, 300 * 256 / total))) < 4
+
+
+def test_transitions_are_sampled_by_priority_over_all_shards() -> None:
+    buffer = filled(buffer_class=CompressedPrioritizedReplayBuffer, alpha=1.0, **REMOTE, shards=2)
+    total = buffer.size() * N_ENVS
+    priorities = np.random.default_rng(0).uniform(0.1, 3, total) * np.repeat([1, 2, 3], [80, 200, 14])
+    np.random.seed(0)
+    seen = np.zeros(total, bool)
+    while not seen.all():
+        batch = buffer.sample(256)
+        numbers = batch.rewards.numpy().reshape(-1).astype(np.int64)
+        buffer.update_priorities(batch.indices, priorities[numbers] - 1e-6)
+        seen[numbers] = True
+    for _ in range(8):  # what was requested before is not by these priorities yet
+        buffer.sample(256)
+    drawn = [buffer.sample(256) for _ in range(300)]
+    rewards = np.concatenate([batch.rewards.numpy().reshape(-1) for batch in drawn]).astype(np.int64)
+    counts = np.bincount(rewards, minlength=total)
+    assert chi_square(counts, 300 * 256 * priorities / priorities.sum()) < 4  # stratified: less than usual is fine
+    weights = drawn[-1].weights.numpy().reshape(-1)
+    chosen = priorities[drawn[-1].rewards.numpy().reshape(-1).astype(np.int64)]
+    np.testing.assert_allclose(weights, (chosen.min() / chosen) ** 0.4, rtol=1e-4)
+
+
+def test_weights_are_right_while_the_sums_of_priorities_are_out_of_date() -> None:
+    """The expectation of a weighted mean does not depend on priorities if beta is 1."""
+    buffer = filled(
+        (50, 50), buffer_class=CompressedPrioritizedReplayBuffer, alpha=1.0, beta=1.0, **REMOTE, shards=2, prefetch=1
+    )
+    np.random.seed(0)
+    for part, factor in enumerate((1.0, 5.0)):
+        shard = transport_of(buffer).shards[part]
+        buffer.sample(1)
+        shard._parts.trees.set(np.zeros(100, np.int64), np.arange(100), np.full(100, factor))
+    means = []
+    for _ in range(3000):
+        buffer._shards._totals[:] = 100.0  # as if both were the same
+        batch = buffer.sample(8)
+        rewards, weights = batch.rewards.numpy().reshape(-1) >= 100, batch.weights.numpy().reshape(-1)
+        means.append((rewards * weights).sum() / weights.sum())
+    assert np.mean(means) == pytest.approx(0.5, abs=0.02)
+
+
+def test_priorities_of_transitions_that_were_replaced_are_dropped() -> None:
+    buffer = make(size=100, buffer_class=CompressedPrioritizedReplayBuffer, alpha=1.0, **REMOTE, shards=1, prefetch=3)
+    history = steps(200)
+    for _ in range(50):
+        buffer.add(*next(history))
+    old = buffer.sample(64).indices
+    for _ in range(50):
+        buffer.add(*next(history))
+    late = buffer.sample(64).indices  # requested before the buffer was overwritten
+    fresh = [buffer.sample(64).indices for _ in range(4)][-1]
+    for indices, accepted in ((old, False), (late, False), (fresh, True)):
+        buffer.update_priorities(indices, np.full(64, 9.0))
+        buffer._shards.ask_all("states")
+        tree = transport_of(buffer).shards[0]._buffers[0]._tree
+        assert bool((tree[np.arange(100)] > 8).any()) == accepted
+
+
+def test_batches_are_requested_ahead() -> None:
+    buffer = filled(**REMOTE, shards=2, prefetch=4)
+    buffer.sample(8)
+    for _ in range(10):
+        buffer.sample(8)
+        assert 2 < len(buffer._shards._queue) <= 4
+    assert buffer.sample(16).rewards.shape == (16, 1)  # another size: what was requested is of no use
+    assert {size for size, _ in buffer._shards._queue} == {16}
+
+
+def test_an_empty_buffer_and_wrong_segments() -> None:
+    buffer = make(**REMOTE, shards=2)
+    with pytest.raises(EmptyBufferError):
+        buffer.sample(4)
+    other = make(CompressedReplayBuffer, space=VECTORS)
+    for step in steps(5, space=VECTORS):
+        other.add(*step)
+    with pytest.raises(SegmentError, match="other spaces"):
+        buffer.ingest_segment(other.export_segment())
+    for step in steps(5):
+        buffer.add(*step, part=1)
+    assert buffer.sample(16).rewards.shape == (16, 1)
+    buffer.reset()
+    assert buffer.size() == 0
+    with pytest.raises(EmptyBufferError):
+        buffer.sample(4)
+
+
+def collector(seed: int) -> Any:
+    """A source of segments whose rewards are not those of other seeds."""
+    small, history = make(CompressedReplayBuffer, size=80), steps(10_000, seed)
+
+    def segment(n: int = 20) -> bytes:
+        for _ in range(n):
+            step = next(history)
+            small.add(*step._replace(reward=np.full(N_ENVS, seed, np.float32)))
+        return small.export_segment()  # type: ignore[no-any-return]
+
+    return segment
+
+
+def test_sampling_goes_on_when_a_shard_dies(caplog: pytest.LogCaptureFixture) -> None:
+    buffer = make(size=2000, parts=4, **REMOTE, shards=2)
+    segments = [collector(number) for number in range(4)]
+    for _ in range(3):
+        for number, segment in enumerate(segments):
+            buffer.ingest_segment(segment(), part=number)
+    assert set(np.unique(buffer.sample(256).rewards)) == {0, 1, 2, 3}
+    transport_of(buffer).kill(1)  # with parts 1 and 3
+    for _ in range(8):
+        assert set(np.unique(buffer.sample(256).rewards)) <= {0, 1, 2, 3}
+    assert set(np.unique(buffer.sample(256).rewards)) == {0, 2}
+    assert "Shard 1 died, and 50.0% of all transitions are lost" in caplog.text
+    assert buffer.shard_statistics == {"transitions_lost": 2 * 60 * N_ENVS, "fraction_lost": 0.5}
+    # The collector goes on: what it leaves out of its segments is known.
+    for number, segment in enumerate(segments):
+        info = buffer.ingest_segment(segment(), part=number)
+        assert info.continues == (number in (0, 2))
+        buffer.ingest_segment(segment(), part=number)
+    for _ in range(5):
+        rewards = np.unique(buffer.sample(256).rewards)
+    assert set(rewards) == {0, 1, 2, 3}
+    assert [part.size() for part in buffer.parts] == [100, 40, 100, 40]
+    buffer.check()
+
+
+def sample_often(buffer: Any) -> None:
+    for _ in range(10):
+        buffer.sample(8)
+
+
+def test_a_death_can_be_an_error() -> None:
+    buffer = filled(**REMOTE, shards=2, on_loss="raise")
+    buffer.sample(8)
+    transport_of(buffer).kill(0)
+    with pytest.raises(WorkerError, match=r"Shard 0 died, and .*% of all transitions are lost"):
+        sample_often(buffer)
+    assert buffer.sample(8).rewards.shape == (8, 1)
+
+
+def test_a_shard_on_disk_is_restored(tmp_path: Any) -> None:
+    buffer = filled((40, 60), **REMOTE, shards=2, path=tmp_path, prefetch=1)
+    buffer.sample(8)
+    for shard in transport_of(buffer).shards:
+        for part in shard._buffers:
+            part.flush()
+    expected = {float(reward) for reward in buffer.sample(2000).rewards}
+    transport_of(buffer).kill(0)
+    assert {float(reward) for reward in buffer.sample(2000).rewards} <= expected
+    assert buffer.shard_statistics["transitions_lost"] == 0
+    assert {float(reward) for reward in buffer.sample(2000).rewards} == expected
+    buffer.close()
+    # And so is the whole buffer, when the learner has died.
+    again = make(parts=2, **REMOTE, shards=2, path=tmp_path)
+    assert {float(reward) for reward in again.sample(2000).rewards} == expected
+    again.close()
+
+
+def test_a_shard_that_always_dies_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = filled(**REMOTE, shards=2)
+    transport = transport_of(buffer)
+    monkeypatch.setattr(transport, "restart", lambda shard: transport._waiting[shard].clear())
+    transport.kill(1)
+    with pytest.raises(WorkerError, match="died 5 times"):
+        sample_often(buffer)
+
+
+def test_nothing_is_sampled_from_a_shard_that_refuses_a_segment(caplog: pytest.LogCaptureFixture) -> None:
+    buffer = make(size=2000, parts=2, **REMOTE, shards=2)
+    segment = collector(1)
+    segment()  # which has the references
+    later = segment()
+    buffer.ingest_segment(collector(0)(), part=0)
+    buffer.ingest_segment(later, part=1)
+    for _ in range(6):
+        assert set(np.unique(buffer.sample(64).rewards)) <= {0, 1}
+    sizes = [part.size() for part in buffer.parts]
+    if sizes[1] == 0:
+        assert "could not ingest a segment" in caplog.text
+    buffer.check()
+
+
+def test_random_deaths(tmp_path: Any) -> None:
+    """Whatever dies, batches hold transitions that exist, and buffers stay consistent."""
+    rng = np.random.default_rng(0)
+    buffer = make(size=400, parts=3, **REMOTE, shards=3, buffer_class=CompressedPrioritizedReplayBuffer, path=tmp_path)
+    segments = [collector(number) for number in range(3)]
+    batches: list[Any] = []
+    for _ in range(150):
+        action = rng.integers(8)
+        number = int(rng.integers(3))
+        if action < 3:
+            buffer.ingest_segment(segments[number](int(rng.integers(1, 30))), part=number)
+        elif action < 6 and buffer.size():
+            try:
+                batch = buffer.sample(32)
+            except EmptyBufferError:
+                continue
+            assert set(np.unique(batch.rewards)) <= {0, 1, 2}
+            batches.append(batch.indices)
+        elif action == 6 and batches:
+            buffer.update_priorities(batches[int(rng.integers(len(batches)))], rng.uniform(0, 5, 32))
+        else:
+            transport_of(buffer).kill(number)
+            for segment in range(3):
+                buffer.ingest_segment(segments[segment](), part=segment)
+    for segment in range(3):
+        buffer.ingest_segment(segments[segment](), part=segment)
+    for _ in range(5):
+        buffer.sample(32)
+    buffer.check()
+    buffer.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"shards": 0}, "shards"),
+        ({"prefetch": 0}, "prefetch"),
+        ({"on_loss": "ignore"}, "on_loss"),
+        ({"storage": "mmap"}, "leave out storage"),
+    ],
+)
+def test_arguments_that_cannot_work(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        make(ShardedReplayBuffer, **REMOTE, **options)
+
+
+def test_a_buffer_in_shards_is_not_pickled() -> None:
+    import pickle
+
+    with pytest.raises(ConfigurationError, match="save"):
+        pickle.dumps(filled(**REMOTE, shards=2))
+
+
+@pytest.mark.parametrize("algorithm", [DQN, PrioritizedDQN])
+def test_a_learner_with_collectors_and_shards(algorithm: Any) -> None:
+    kwargs: dict[str, Any] = {**REMOTE, "shards": 2}
+    if algorithm is PrioritizedDQN:
+        kwargs["buffer_class"] = CompressedPrioritizedReplayBuffer
+    model = distributed(algorithm)(
+        "MlpPolicy", "CartPole-v1", device="cpu", seed=0, learning_starts=50, buffer_size=2000, batch_size=8,
+        policy_kwargs={"net_arch": [8]}, replay_buffer_class=ShardedReplayBuffer, replay_buffer_kwargs=kwargs,
+        collectors={"n": 3, "envs": 2, "segment_steps": 8, "in_process": True},
+    )  # fmt: skip
+    model.learn(300)
+    assert model.num_timesteps >= 300
+    assert model._n_updates > 10
+    assert all(part.size() > 0 for part in model.replay_buffer.parts)
+    model.replay_buffer.check()
