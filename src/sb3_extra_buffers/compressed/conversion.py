@@ -159,7 +159,7 @@ class Conversions(SaveableBuffer, ReplayBuffer):
                 raise ConfigurationError(
                     f"{kwargs['path']} holds a buffer of other data than this dataset. Import it into another folder."
                 )
-        buffer.flush()  # type: ignore[attr-defined]  # a method of the classes that have these methods
+        buffer.flush()  # a method of the classes that have these methods
         return buffer
 
 
