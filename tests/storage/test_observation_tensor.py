@@ -206,3 +206,14 @@ def test_numpy() -> None:
     np.testing.assert_array_equal(np.asarray(ours[3]), theirs[3].numpy())
     assert ours[0, 0, 0, 0].tolist() == theirs[0, 0, 0, 0].tolist()
     assert "ObservationTensor(shape=(20, 3, 2, 12, 10), dtype=torch.uint8" in repr(ours)
+
+
+def test_the_last_value_for_a_row_counts() -> None:
+    _, ((ours, theirs), _) = columns_and_plain((N_SLOTS * N_ENVS,))
+    values = (
+        frames(np.random.default_rng(4), (3, *SHAPE), th.uint8)
+        + th.tensor([1, 2, 3], dtype=th.uint8)[:, None, None, None]
+    )
+    ours[th.tensor([3, 3, 4])] = values  # as many rows as there are environments, but not one of each
+    theirs[3], theirs[4] = values[1], values[2]
+    assert th.equal(ours.clone(), theirs)
