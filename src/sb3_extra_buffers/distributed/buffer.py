@@ -6,7 +6,7 @@ import copy
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from sb3_extra_buffers.compressed.prioritized_buffer import PrioritizedReplayBuf
 from sb3_extra_buffers.compressed.replay_buffer import CompressedDictReplayBuffer, CompressedReplayBuffer
 from sb3_extra_buffers.compressed.segments import SegmentInfo
 from sb3_extra_buffers.compressed.sequence_buffer import CompressedSequenceReplayBuffer
+from sb3_extra_buffers.distributed.manifest import load_parts, save_parts
 from sb3_extra_buffers.distributed.parts import Parts, Places, draw_uniformly
 from sb3_extra_buffers.distributed.remote import Shards
 from sb3_extra_buffers.distributed.shard import ShardPlan
@@ -29,6 +30,9 @@ from sb3_extra_buffers.distributed.shard_transport import LocalShards, ShardTran
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
 from sb3_extra_buffers.storage.outputs import OutputPool
 from sb3_extra_buffers.storage.usage import MemoryUsage
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _ADDED_STEPS = 32
 """After so many steps, those that were added are sent to their shard."""
@@ -270,33 +274,21 @@ class ShardedReplayBuffer(ReplayBuffer):
         return {"transitions_lost": self._shards.n_lost, "fraction_lost": self._shards.lost_fraction}
 
     def save(self, path: str | Path) -> None:
-        """Save all parts to files in a folder, without pickle."""
-        folder = Path(path)
-        folder.mkdir(parents=True, exist_ok=True)
-        for number, part in enumerate(self.parts):
-            part.save(folder / f"part{number}")
+        """Save all parts to files in a folder, without pickle, and then a manifest that names them.
+
+        If a process is killed meanwhile, the folder still holds the save before. Shards write the files of their parts,
+        so their machines must have the folder. From then on, a shard that dies is restored from there.
+        """
+        self._send_added()
+        save_parts(self, Path(path).absolute())
 
     @classmethod
-    def load(cls, path: str | Path, device: th.device | str = "auto") -> ShardedReplayBuffer:
-        """Load what :meth:`save` wrote. Safe for untrusted files."""
-        folder = Path(path)
-        n_parts = len(list(folder.glob("part*")))
-        if not n_parts:
-            raise ConfigurationError(f"{folder} holds no parts of a {cls.__name__}.")
-        parts = [CompressedReplayBuffer.load(folder / f"part{number}", device) for number in range(n_parts)]
-        first = parts[0]
-        buffer = cls(
-            first.n_envs,
-            first.observation_space,
-            first.action_space,
-            device,
-            first.n_envs,
-            first.optimize_memory_usage,
-            first.handle_timeout_termination,
-            buffer_class=type(first),
-        )
-        buffer._use(list(parts))
-        return buffer
+    def load(cls, path: str | Path, device: th.device | str = "auto", **options: Any) -> Self:
+        """Load what :meth:`save` wrote. Safe for untrusted files.
+
+        :param options: ``placement`` and the arguments that concern shards. They need not be those of the saved buffer.
+        """
+        return load_parts(cls, Path(path).absolute(), device, options)
 
     def memory_usage(self) -> MemoryUsage:
         """The memory that the contents of all parts take, by kind."""

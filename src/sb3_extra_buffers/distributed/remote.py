@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +19,8 @@ from sb3_extra_buffers.compressed.segments import ReceivedSegment
 from sb3_extra_buffers.distributed.parts import Fields, Parts, Places, draw_uniformly
 from sb3_extra_buffers.distributed.remote_part import RemotePart
 from sb3_extra_buffers.distributed.shard import GENERATION_BITS, Drawn, PartState, ShardPlan
-from sb3_extra_buffers.distributed.shard_transport import ShardDied, ShardTransport
-from sb3_extra_buffers.errors import EmptyBufferError, WorkerError
+from sb3_extra_buffers.distributed.shard_transport import Call, Request, ShardDied, ShardTransport
+from sb3_extra_buffers.errors import EmptyBufferError, ExtraBuffersError, WorkerError
 from sb3_extra_buffers.storage.blocks import fill_from
 
 logger = logging.getLogger("sb3_extra_buffers")
@@ -32,25 +33,6 @@ _MOST_WAITING = 64
 """Messages to a shard that has not confirmed them yet."""
 _PLACE_BITS, _LIFE_BITS = 40, 5
 """Of an index: the place, and how often its shard was started again. In between is how often it was overwritten."""
-
-
-class _Call:
-    """A call of a shard for several batches."""
-
-    def __init__(self, shard: int, life: int, handle: Any, message: int) -> None:
-        self.shard, self.life, self.handle, self.message = shard, life, handle, message
-        self.replies: list[Drawn | None] | None = None
-
-
-class _Request(NamedTuple):
-    """Rows of a batch that one shard was asked for."""
-
-    call: _Call
-    position: int
-    """In the list of replies."""
-    rows: Indices
-    total: float
-    """The sum of priorities that was known then."""
 
 
 class Shards:
@@ -91,7 +73,9 @@ class Shards:
         self._added: list[deque[tuple[int, float]]] = [deque() for _ in plans]
         """What the totals do not include yet: the numbers of messages, and priorities that they have added."""
         self._refused = [0] * n
-        self._queue: deque[tuple[int, list[_Request]]] = deque()
+        self._queue: deque[tuple[int, list[Request]]] = deque()
+        self._saved: list[Path] = []
+        """The files of the last save."""
         self.max_priority = 1.0
         self.n_lost = 0
         """Transitions that were lost with shards."""
@@ -144,10 +128,14 @@ class Shards:
     def ask_all(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method of all shards, and wait for the results."""
         handles = [self._call(shard, method, *arguments) for shard in range(len(self._plans))]
+        return [self._finished(shard, handle, method) for shard, handle in enumerate(handles)]
+
+    def _finished(self, shard: int, handle: Any, method: str) -> Any:
         try:
-            return [self._result(shard, handle) for shard, handle in enumerate(handles)]
+            return self._result(shard, handle)
         except ShardDied as death:
-            raise WorkerError(f"A shard died during {method}(): {death}") from death
+            self._lose(shard, str(death))
+            raise WorkerError(f"Shard {shard} died during {method}(), and was started again: {death}") from death
 
     def _lose(self, shard: int, reason: str) -> None:
         """Start a shard again. It has what its files have, if there are any."""
@@ -165,6 +153,7 @@ class Shards:
             self._refused[shard] = 0
             failures = self._failures[shard]
             try:
+                self._reload(shard)
                 states = self._result(shard, self._call(shard, "states"))
             except ShardDied as death:
                 self._failures[shard], reason = failures, str(death)
@@ -180,6 +169,15 @@ class Shards:
         if self._on_loss == "raise":
             raise WorkerError(message)
         logger.warning("%s", message)
+
+    def _reload(self, shard: int) -> None:
+        """Let a new shard have the last save, unless it has files of its own."""
+        if self._saved and self._plans[shard].path is None:
+            paths = [str(self._saved[number]) for number in self._plans[shard].numbers]
+            try:
+                self._result(shard, self._call(shard, "load", paths))
+            except (ExtraBuffersError, OSError) as error:
+                logger.warning("Shard %d could not be restored: %s", shard, error)
 
     def _parts_of(self, shard: int) -> list[RemotePart]:
         return [self.parts[number] for number in self._plans[shard].numbers]
@@ -229,18 +227,18 @@ class Shards:
             asked = self._request([np.arange(batch_size)] * at_once)
             self._queue += [(batch_size, requests) for requests in asked]
 
-    def _request(self, batches: list[Indices]) -> list[list[_Request]]:
+    def _request(self, batches: list[Indices]) -> list[list[Request]]:
         """Draw transitions for some rows of batches, and ask shards for them."""
         draw = self._by_priority if self._template.is_prioritized else self._uniformly
         drawn = [draw(len(rows)) for rows in batches]
-        requests: list[list[_Request]] = [[] for _ in batches]
+        requests: list[list[Request]] = [[] for _ in batches]
         for shard in sorted({shard for shares in drawn for shard in shares}):
             asked = [(number, shares[shard]) for number, shares in enumerate(drawn) if shard in shares]
             handle = self._call(shard, "draw", [arguments for _, (_, arguments) in asked])
-            call = _Call(shard, self._lives[shard], handle, self._n_messages[shard])
+            call = Call(shard, self._lives[shard], handle, self._n_messages[shard])
             for position, (number, (mine, _)) in enumerate(asked):
                 total = float(self._totals[shard])
-                requests[number].append(_Request(call, position, batches[number][mine], total))
+                requests[number].append(Request(call, position, batches[number][mine], total))
         return requests
 
     def _uniformly(self, n: int) -> dict[int, tuple[Indices, Any]]:
@@ -267,7 +265,7 @@ class Shards:
             shares[shard] = mine, ((positions[mine] - begin) / fractions[shard], n)
         return shares
 
-    def _replies(self, requests: list[_Request]) -> list[tuple[_Request, Drawn]]:
+    def _replies(self, requests: list[Request]) -> list[tuple[Request, Drawn]]:
         """Wait for replies. Rows of a shard that died are drawn again, from all that are left."""
         pieces = []
         while requests:
@@ -281,7 +279,7 @@ class Shards:
             requests = self._request([np.concatenate(missing)])[0] if missing else []
         return pieces
 
-    def _reply(self, request: _Request) -> Drawn | None:
+    def _reply(self, request: Request) -> Drawn | None:
         call, shard = request.call, request.call.shard
         if call.replies is None and call.life == self._lives[shard]:
             call.replies = self._try(shard, call.handle)
@@ -303,7 +301,7 @@ class Shards:
         self._totals[shard] = reply.total + sum(priorities for _, priorities in added)
         return reply
 
-    def _batch(self, n: int, pieces: list[tuple[_Request, Drawn]], env: VecNormalize | None) -> Any:
+    def _batch(self, n: int, pieces: list[tuple[Request, Drawn]], env: VecNormalize | None) -> Any:
         outs = self._template.empty_batch(n)
         for key, store in self._template.first._stores.items():
             fill_from([(request.rows, reply.blocks[key]) for request, reply in pieces], store, outs[key])
@@ -326,7 +324,7 @@ class Shards:
         return PrioritizedReplayBufferSamples._make([*samples, weights_tensor, indices])
 
     @staticmethod
-    def _joined(n: int, pieces: list[tuple[_Request, Drawn]], values: Any) -> Any:
+    def _joined(n: int, pieces: list[tuple[Request, Drawn]], values: Any) -> Any:
         joined = np.empty((n, *values[0].shape[1:]), dtype=values[0].dtype)
         for (request, _), value in zip(pieces, values, strict=True):
             joined[request.rows] = value
@@ -334,7 +332,7 @@ class Shards:
 
     # Priorities
 
-    def _indices(self, request: _Request, reply: Drawn) -> Indices:
+    def _indices(self, request: Request, reply: Drawn) -> Indices:
         assert reply.indices is not None
         own, places, generations = reply.indices
         numbers = np.array(self._plans[request.call.shard].numbers)[own]
@@ -362,6 +360,22 @@ class Shards:
             mine = current & (homes == shard)
             own = self._own_numbers[numbers[mine]], places[mine], generations[mine]
             self._send(shard, "update", own, priorities[mine], self.max_priority)
+
+    def save(self, paths: list[Path]) -> None:
+        """Let all shards write their parts, each to its file. A shard that dies is restored from there."""
+        self._ask_each("save", paths)
+        self._saved = paths
+
+    def load(self, paths: list[Path], max_priority: float) -> None:
+        self._ask_each("load", paths)
+        self._saved, self.max_priority = paths, max_priority
+        self.refresh()
+
+    def _ask_each(self, method: str, paths: list[Path]) -> None:
+        arguments = [[str(paths[number]) for number in plan.numbers] for plan in self._plans]
+        handles = [self._call(shard, method, own) for shard, own in enumerate(arguments)]
+        for shard, handle in enumerate(handles):
+            self._finished(shard, handle, method)
 
     def reset(self) -> None:
         self.ask_all("reset")

@@ -174,7 +174,14 @@ class Shard:
 
     def load(self, paths: list[str]) -> None:
         """Use the contents of files instead."""
-        self._use([CompressedReplayBuffer.load(path, device="cpu") for path in paths])
+        parts: list[Any] = [CompressedReplayBuffer.load(path, device="cpu") for path in paths]
+        for part, own, path in zip(parts, self._buffers, paths, strict=True):
+            if type(part) is not type(own) or part.buffer_size != own.buffer_size or part.n_envs != own.n_envs:
+                raise CorruptDataError(f"{path} is another buffer than those of this shard.")
+            if part._digest_of_spaces() != own._digest_of_spaces():
+                raise CorruptDataError(f"{path} is for other spaces than those of this shard.")
+        self.close()
+        self._use(parts)
 
     def close(self) -> None:
         for part in self._buffers:

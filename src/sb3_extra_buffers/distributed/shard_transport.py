@@ -4,13 +4,33 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
-from sb3_extra_buffers.distributed.shard import Shard, ShardPlan
+from sb3_extra_buffers.codecs.base import Indices
+from sb3_extra_buffers.distributed.shard import Drawn, Shard, ShardPlan
 
 
 class ShardDied(Exception):  # noqa: N818  # what has happened, not what was wrong
     """The shard that was called is gone, with its reason."""
+
+
+class Call:
+    """A call of a shard for several batches."""
+
+    def __init__(self, shard: int, life: int, handle: Any, message: int) -> None:
+        self.shard, self.life, self.handle, self.message = shard, life, handle, message
+        self.replies: list[Drawn | None] | None = None
+
+
+class Request(NamedTuple):
+    """Rows of a batch that one shard was asked for."""
+
+    call: Call
+    position: int
+    """In the list of replies."""
+    rows: Indices
+    total: float
+    """The sum of priorities that was known then."""
 
 
 class ShardTransport(ABC):
@@ -41,7 +61,7 @@ class ShardTransport(ABC):
         """End all shards."""
 
 
-class _Call:
+class _LocalCall:
     """A call that waits, and then its result."""
 
     def __init__(self, method: str, arguments: tuple[Any, ...]) -> None:
@@ -57,19 +77,19 @@ class LocalShards(ShardTransport):
     def __init__(self) -> None:
         self.shards: list[Shard | None] = []
         self._plans: list[ShardPlan] = []
-        self._waiting: list[deque[_Call]] = []
+        self._waiting: list[deque[_LocalCall]] = []
 
     def start(self, plans: list[ShardPlan]) -> None:
         self._plans = plans
         self.shards = [Shard(plan) for plan in plans]
         self._waiting = [deque() for _ in plans]
 
-    def call(self, shard: int, method: str, *arguments: Any) -> tuple[int, _Call]:
-        call = _Call(method, arguments)
+    def call(self, shard: int, method: str, *arguments: Any) -> tuple[int, _LocalCall]:
+        call = _LocalCall(method, arguments)
         self._waiting[shard].append(call)
         return shard, call
 
-    def result(self, handle: tuple[int, _Call], timeout: float) -> Any:
+    def result(self, handle: tuple[int, _LocalCall], timeout: float) -> Any:
         number, call = handle
         while not call.is_done:
             if not self._waiting[number]:

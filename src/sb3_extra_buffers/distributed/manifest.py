@@ -1,0 +1,143 @@
+"""The file that says what belongs to a saved buffer of several parts.
+
+Each part has two files, which take turns. The manifest is a container that says which of them are current. It is
+written when all parts are, so that whatever dies meanwhile, the save before is still there as a whole.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sb3_extra_buffers import __version__
+from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
+from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError, ExtraBuffersError, FileFormatError
+from sb3_extra_buffers.persistence import container
+from sb3_extra_buffers.persistence.container import Container
+from sb3_extra_buffers.persistence.files import as_corrupt, read_arguments
+from sb3_extra_buffers.state import SavedState, encode
+
+_NAME = "manifest"
+_VERSION = 1
+_MOST_PARTS = 1 << 16
+_TURNS = ("a", "b")
+
+
+class Manifest(NamedTuple):
+    """What the manifest says."""
+
+    part_class: type[CompressedReplayBuffer]
+    arguments: dict[str, Any]
+    """Of each part."""
+    turn: str
+    """Which files are current."""
+    states: list[tuple[int, bool]]
+    """The position of each part, and whether it is full."""
+    max_priority: float
+
+    def paths(self, folder: Path) -> list[Path]:
+        """The files of the parts."""
+        return [folder / f"part{number}.{self.turn}" for number in range(len(self.states))]
+
+
+def save_parts(buffer: Any, folder: Path) -> None:
+    """Save a ``ShardedReplayBuffer``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    template, shards = buffer._template, buffer._shards
+    try:
+        turn = _TURNS[read_manifest(folder).turn == _TURNS[0]]
+    except (OSError, ExtraBuffersError):
+        turn = _TURNS[0]
+    arguments = {**template._arguments(), "buffer_size": buffer.parts[0].buffer_size * buffer.n_envs}
+    states = [(int(part.pos), bool(part.full)) for part in buffer.parts]
+    max_priority = getattr(template, "max_priority", 1.0) if shards is None else shards.max_priority
+    manifest = Manifest(template._library_class(), arguments, turn, states, max_priority)
+    if shards is not None:
+        shards.save(manifest.paths(folder))
+    else:
+        for part, file in zip(buffer.parts, manifest.paths(folder), strict=True):
+            part.save(file)
+    write_manifest(folder, manifest)
+
+
+def load_parts(cls: Any, folder: Path, device: Any, options: dict[str, Any]) -> Any:
+    """Load a ``ShardedReplayBuffer`` of class ``cls``."""
+    manifest = read_manifest(folder)
+    n_parts, is_remote = len(manifest.states), options.get("placement", "learner") != "learner"
+    loaded = []
+    if not is_remote:
+        loaded = [CompressedReplayBuffer.load(file, device) for file in manifest.paths(folder)]
+        _check_parts(manifest, folder, loaded)
+    size, n_envs = manifest.arguments["buffer_size"], manifest.arguments["n_envs"]
+    arguments = {**manifest.arguments, "buffer_size": size * n_parts if is_remote else n_envs}
+    with warnings.catch_warnings(), as_corrupt(folder / _NAME):
+        warnings.simplefilter("ignore")  # they were shown when the buffer was created
+        number = {"parts": n_parts} if is_remote else {}
+        buffer = cls(**arguments, device=device, buffer_class=manifest.part_class, **number, **options)
+    if not is_remote:
+        buffer._use(loaded)
+        return buffer
+    buffer._shards.load(manifest.paths(folder), manifest.max_priority)
+    if [(part.pos, part.full) for part in buffer.parts] != manifest.states:
+        raise CorruptDataError(f"The parts in {folder} are not those that its manifest names.")
+    return buffer
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Make a save the current one."""
+    parts = {
+        "version": _VERSION,
+        "turn": manifest.turn,
+        "parts": len(manifest.states),
+        "positions": [pos for pos, _ in manifest.states],
+        "full": [full for _, full in manifest.states],
+        "max_priority": manifest.max_priority,
+    }
+    meta = {
+        "class": manifest.part_class.__name__,
+        "library": __version__,
+        "arguments": encode(manifest.arguments, "The buffer"),
+        "parts": parts,
+    }
+    container.write(folder / _NAME, meta, {})
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Safe for untrusted files."""
+    path = folder / _NAME
+    if not path.exists():
+        raise ConfigurationError(f"{folder} holds no saved ShardedReplayBuffer: it has no file {path.name!r}.")
+    with Container.open(path) as file, as_corrupt(path):
+        plain = file.meta.get("parts")
+        if not isinstance(plain, dict):
+            raise FileFormatError(f"{path} is a saved buffer, not a manifest of several: use load() of its class.")
+        parts = SavedState(file, plain)
+        if parts.integer("version", 1) > _VERSION:
+            raise FileFormatError(
+                f"{path} was written by sb3-extra-buffers {file.meta.get('library')}, and this version cannot read it."
+            )
+        turn, n_parts = parts.value("turn"), parts.integer("parts", 1, _MOST_PARTS)
+        if turn not in _TURNS:
+            raise parts.error("turn", f"must be one of {_TURNS}, not {turn!r}")
+        positions, full = parts.value("positions"), parts.value("full")
+        if not _are(positions, n_parts, int) or not _are(full, n_parts, bool) or min(positions) < 0:
+            raise parts.error("positions", f"must be {n_parts} numbers, each with whether its part is full")
+        found = CompressedReplayBuffer._class_to_load(file.meta.get("class"), path)
+        states = list(zip(positions, full, strict=True))
+        return Manifest(found, read_arguments(file), turn, states, parts.number("max_priority"))
+
+
+def _are(values: Any, n: int, kind: type) -> bool:
+    return isinstance(values, list) and len(values) == n and all(type(value) is kind for value in values)
+
+
+def _check_parts(manifest: Manifest, folder: Path, parts: list[Any]) -> None:
+    """Raise an error unless parts that were loaded are those that the manifest names."""
+    first = parts[0]
+    for part, state, path in zip(parts, manifest.states, manifest.paths(folder), strict=True):
+        same_class = type(part) is manifest.part_class
+        same_size = (part.buffer_size, part.n_envs) == (first.buffer_size, first.n_envs)
+        same_spaces = (part.observation_space, part.action_space) == (first.observation_space, first.action_space)
+        if not (same_class and same_size and same_spaces and (part.pos, part.full) == state):
+            raise CorruptDataError(f"{path} is not the part that {folder / _NAME} names.")
