@@ -29,6 +29,14 @@ def batches_of(buffer: Any) -> tuple[Any, ...]:
     return tuple(tuple(buffer.sample(32)) for _ in range(3))
 
 
+def local_parts(buffer: Any) -> list[Any]:
+    if buffer._shards is None:
+        return list(buffer.parts)
+    buffer._shards.ask_all("states")  # so that all has arrived
+    shards = transport_of(buffer).shards
+    return [shards[number % len(shards)]._buffers[number // len(shards)] for number in range(len(buffer.parts))]
+
+
 @pytest.mark.parametrize("options", [{}, {"buffer_class": CompressedPrioritizedReplayBuffer, "alpha": 0.5}], ids=str)
 @pytest.mark.parametrize("source", PLACES)
 @pytest.mark.parametrize("target", PLACES)
@@ -40,11 +48,12 @@ def test_a_saved_buffer_is_the_same(source: str, target: str, options: dict[str,
     buffer.save(tmp_path)
     loaded = ShardedReplayBuffer.load(tmp_path, device="cpu", **PLACES[target])
     assert [part.size() for part in loaded.parts] == [part.size() for part in buffer.parts]
-    if (source == target and not (options and source == "shards")) or not options:
-        assert_same(batches_of(buffer), batches_of(loaded))
+    if options:  # the sums of priorities of shards are only known after the first reply
+        for ours, theirs in zip(local_parts(loaded), local_parts(buffer), strict=True):
+            np.testing.assert_array_equal(ours._tree._nodes, theirs._tree._nodes)
+        assert loaded.sample(32).rewards.shape == (32, 1)
     else:
-        found = {float(reward) for reward in loaded.sample(3000).rewards}
-        assert len(found) > 300
+        assert_same(batches_of(buffer), batches_of(loaded))
     loaded.check()
     for step in steps(5):
         loaded.add(*step, part=1)

@@ -288,7 +288,8 @@ class ShardedReplayBuffer(ReplayBuffer):
 
         :param options: ``placement`` and the arguments that concern shards. They need not be those of the saved buffer.
         """
-        return load_parts(cls, Path(path).absolute(), device, options)
+        loaded: Self = load_parts(cls, Path(path).absolute(), device, options)
+        return loaded
 
     def memory_usage(self) -> MemoryUsage:
         """The memory that the contents of all parts take, by kind."""
