@@ -118,6 +118,30 @@ def test_an_error_of_the_environment_reaches_the_learner(cluster: Any) -> None:
         make(make_env=lambda: Broken(gym.make("CartPole-v1"))).learn(100)
 
 
+def test_a_segment_that_arrived_before_a_death_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray may report the failure of the second call first."""
+    from ray.exceptions import RayActorError
+
+    from sb3_extra_buffers.distributed import ray_transport
+
+    class Ray:
+        @staticmethod
+        def wait(calls: list[str], num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
+            ready = [call for call in ("second", "first") if call in calls][:num_returns]
+            return ready, [call for call in calls if call not in ready]
+
+        @staticmethod
+        def get(call: str) -> Any:
+            if call == "second":
+                raise RayActorError
+            return np.zeros(3, np.uint8)
+
+    monkeypatch.setattr(ray_transport, "ray", Ray)
+    transport = ray_transport.RayTransport()
+    transport._waiting = {"first": 0, "second": 0}
+    assert [reply.segment is None for reply in transport.replies(1.0)] == [False, True]
+
+
 def test_an_address_where_nobody_answers() -> None:
     """In a process of its own, which is in no cluster."""
     program = (

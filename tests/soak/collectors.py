@@ -1,16 +1,19 @@
-"""Kill collectors of a learner at random, on a cluster of three nodes, and check what was lost.
+"""Kill collectors and shards of a learner at random, on a cluster of three nodes, and check what was lost.
 
-    python -m tests.soak.collectors [--kills 50] [--seed 0]
+    python -m tests.soak.collectors [--kills 50] [--seed 0] [--shards 2]
 
 An observation says which environment it is of, and how many steps that has made. The environment also writes the number
 of its steps to a file. So the buffer tells whether a step is missing, and the files, how many steps died with a
 collector: at most those of the segment that it was collecting.
+
+With shards, their processes are killed, too. Then batches must hold steps as they were made, whatever is lost.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import sys
 import tempfile
 import time
@@ -34,7 +37,7 @@ class CountingEnv(gym.Env[Any, Any]):
     def __init__(self, folder: Path) -> None:
         for number in itertools.count():
             try:
-                self._file = (folder / str(number)).open("x+b", buffering=0)
+                self._file = os.open(folder / str(number), os.O_CREAT | os.O_EXCL | os.O_RDWR)
             except FileExistsError:
                 continue
             break
@@ -50,8 +53,7 @@ class CountingEnv(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         self.steps += 1
-        self._file.seek(0)
-        self._file.write(b"%d" % self.steps)
+        os.pwrite(self._file, b"%d" % self.steps, 0)
         return self.observation(), 0.0, False, self.steps % EPISODE_STEPS == 0, {}
 
 
@@ -89,10 +91,18 @@ def check_losses(parts: list[Any], folder: Path, running: set[int], ahead: int) 
     return lost
 
 
+def check_batch(batch: Any) -> None:
+    """Every transition of a batch is a step of one environment."""
+    now, later = batch.observations.numpy(), batch.next_observations.numpy()
+    assert (now[:, 0] == later[:, 0]).all()
+    assert (now[:, 1] + 1 == later[:, 1]).all()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--shards", type=int, default=0, help="how many; 0: all parts are at the learner")
     given = parser.parse_args()
 
     import ray
@@ -110,9 +120,9 @@ def main() -> int:
     rng = np.random.default_rng(given.seed)
 
     class Kill(BaseCallback):
-        """Kills a collector or, less often, a node with whatever runs there."""
+        """Kills a collector, a shard or, less often, a node with whatever runs there."""
 
-        kills = nodes_killed = 0
+        kills = nodes_killed = shards_killed = 0
         next_at = 60
 
         def _on_step(self) -> bool:
@@ -126,8 +136,14 @@ def main() -> int:
                     self.nodes_killed += 1
                     cluster.remove_node(nodes.pop(0), allow_graceful=False)
                     nodes.append(cluster.add_node(num_cpus=1))
+                elif given.shards and rng.random() < 0.5:
+                    self.shards_killed += 1
+                    buffer: Any = self.model.replay_buffer  # type: ignore[attr-defined]
+                    ray.kill(buffer._shards._transport._actors[int(rng.integers(given.shards))])
                 else:
                     ray.kill(intake.transport._actors[int(rng.choice(alive))])
+            if self.n_calls > 200 and self.n_calls % 10 == 0:
+                check_batch(self.model.replay_buffer.sample(64))  # type: ignore[attr-defined]
             return self.kills < given.kills
 
     folder = Path(tempfile.mkdtemp())
@@ -136,20 +152,30 @@ def main() -> int:
         "n": 2, "envs": N_ENVS, "segment_steps": SEGMENT_STEPS, "ahead": 2, "make_env": make_env,
         "actor_options": {"num_cpus": 1},
     }  # fmt: skip
+    in_shards = {"placement": "shards", "shards": given.shards, "path": tempfile.mkdtemp()} if given.shards else {}
     with tempfile.TemporaryDirectory() as elsewhere:
         env = CountingEnv(Path(elsewhere))  # only asked for its spaces
         model = distributed(DQN)(
             "MlpPolicy", env, device="cpu", seed=given.seed, learning_starts=100, buffer_size=200_000,
             batch_size=8, learning_rate=0.0, policy_kwargs={"net_arch": [8]}, collectors=collectors,
+            replay_buffer_kwargs=in_shards,
         )  # fmt: skip
     kill, began = Kill(), time.monotonic()
     model.learn(10_000_000, callback=kill)
     statistics = model.collector_statistics
     print(
-        f"{kill.kills} kills ({kill.nodes_killed} of nodes), {statistics.n_deaths} restarts, {statistics.n_lost} "
-        f"segments lost, {statistics.n_segments} arrived, {time.monotonic() - began:.0f} s"
+        f"{kill.kills} kills ({kill.nodes_killed} of nodes, {kill.shards_killed} of shards) in "
+        f"{time.monotonic() - began:.0f} s, {statistics.n_deaths} restarts, {statistics.n_lost} segments lost, "
+        f"{statistics.n_segments} arrived"
     )
     model.replay_buffer.check()
+    if given.shards:
+        for _ in range(20):
+            check_batch(model.replay_buffer.sample(256))
+        print(model.replay_buffer.shard_statistics)
+        ray.shutdown()
+        cluster.shutdown()
+        return 0
     parts = model.replay_buffer.parts
     running = {int(number) for part in parts for number in np.asarray(part.observations)[part.pos - 1, :, 0]}
     lost = check_losses(parts, folder, running, collectors["ahead"])

@@ -68,9 +68,9 @@ class RayTransport(Transport):
         if not self._waiting:
             return []
         calls = list(self._waiting)
+        ray.wait(calls, num_returns=1, timeout=timeout)
+        # All that are ready, not only the first: a death must not be handled before a segment that was sent earlier.
         ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
-        if not ready:
-            ready, _ = ray.wait(calls, num_returns=1, timeout=timeout)
         replies = [self._reply(call) for call in ready]
         # A collector that died fails all its calls, but it is replaced once, after what it had sent was taken.
         dead = {reply.collector: reply for reply in replies if reply.segment is None}
