@@ -76,7 +76,8 @@ def check_losses(parts: list[Any], folder: Path, running: set[int], ahead: int) 
             steps_between = following[:, 1] - before[:, 1]
             assert ended[:-1, lane][is_other].all(), "a gap without a boundary"
             assert (steps_between[~is_other] == ended[:-1, lane][~is_other]).all(), "a step is missing"
-            assert len(np.unique(now[:, lane, 0])) == is_other.sum() + 1, "steps of a dead collector arrived late"
+            order = [int(number) for number in now[np.flatnonzero([True, *is_other]), lane, 0]]
+            assert len(set(order)) == len(order), f"steps of a dead collector arrived late: environments {order}"
             for number in np.unique(now[:, lane, 0]):
                 assert number not in received
                 received[int(number)] = int(later[now[:, lane, 0] == number, lane, 1].max())
