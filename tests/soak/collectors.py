@@ -65,7 +65,8 @@ def check_losses(parts: list[Any], folder: Path, running: set[int], ahead: int) 
     """
     received: dict[int, int] = {}
     for part in parts:
-        size = part.size()
+        if (size := part.size()) == 0:
+            continue  # its collector had no CPU in time
         now, later = np.asarray(part.observations)[:size], np.asarray(part.next_observations)[:size]
         ended = np.asarray(part.dones + part.timeouts)[:size] > 0
         assert (now[..., 0] == later[..., 0]).all()
@@ -178,7 +179,9 @@ def main() -> int:
         cluster.shutdown()
         return 0
     parts = model.replay_buffer.parts
-    running = {int(number) for part in parts for number in np.asarray(part.observations)[part.pos - 1, :, 0]}
+    running = {
+        int(number) for part in parts if part.pos for number in np.asarray(part.observations)[part.pos - 1, :, 0]
+    }
     lost = check_losses(parts, folder, running, collectors["ahead"])
     print(f"{lost} of {sum(part.size() * N_ENVS for part in parts) + lost} steps were lost")
     ray.shutdown()

@@ -111,7 +111,9 @@ def learn(steps: int, stall: float, folder: Path) -> None:
     assert callback.most <= N * AHEAD * SEGMENT_STEPS, f"{callback.most} steps were waiting"
     model.replay_buffer.check()
     parts = model.replay_buffer.parts
-    running = {int(number) for part in parts for number in np.asarray(part.observations)[part.pos - 1, :, 0]}
+    running = {
+        int(number) for part in parts if part.pos for number in np.asarray(part.observations)[part.pos - 1, :, 0]
+    }
     lost = check_losses(parts, folder, running, AHEAD)
     print(
         f"{model.num_timesteps:,} steps in {time.monotonic() - began:.0f} s across two hosts, one of them cut off for "
