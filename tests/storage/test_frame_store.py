@@ -10,11 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sb3_extra_buffers.codecs.registry import available_methods, create_codec
+from sb3_extra_buffers.compressed import CompressedReplayBuffer
+from sb3_extra_buffers.storage import frame_store
 from sb3_extra_buffers.storage.frame_store import FrameStore
+from sb3_extra_buffers.storage.observation_index import mean_frame_bytes
 from sb3_extra_buffers.storage.pickling import unpickled
 from sb3_extra_buffers.storage.stacking import StackLayout
 
@@ -111,7 +115,7 @@ def test_the_index_knows_what_the_arena_holds(method: str) -> None:
         model.append([0, 1], 1)
     model.store.release(model.oldest())
     n_frames = model.store.encoded - model.store.first_records * model.store.codec.frames_per_record
-    estimated = float(model.store.mean_frame_bytes() @ n_frames)
+    estimated = float(mean_frame_bytes(model.store) @ n_frames)
     assert estimated == pytest.approx(model.store.arena.live_bytes, rel=0.01)
 
 
@@ -125,3 +129,25 @@ def test_a_pickled_store_goes_on_where_it_was(method: str) -> None:
     for _ in range(50):
         model.append([0, 1], 1)
     model.check()
+
+
+def test_the_index_of_a_large_store_has_room_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def grow(self: FrameStore) -> None:
+        raise AssertionError("the index was copied")
+
+    monkeypatch.setattr(frame_store, "_LARGE_INDEX", 16)
+    slots, n_envs = 200, 3
+    space = spaces.Box(0, 255, (32, 32, 1), np.uint8)
+    buffer = CompressedReplayBuffer(
+        slots * n_envs, space, spaces.Discrete(2), "cpu", n_envs, compression_method="delta"
+    )
+    frames = np.random.default_rng(0).integers(0, 256, (3 * slots + 1, n_envs, 32, 32, 1), dtype=np.uint8)
+    zeros = np.zeros(n_envs)
+    for t in range(3 * slots):
+        if t == 10:  # how observations stack frames is known
+            monkeypatch.setattr(FrameStore, "_grow_index", grow)
+            assert buffer._stores[""].frames.index_bytes <= 16 * n_envs
+        buffer.add(frames[t], frames[t + 1], zeros, zeros, zeros, [{}] * n_envs)
+    buffer.check()
+    np.testing.assert_array_equal(np.asarray(buffer.observations), frames[2 * slots : -1])
+    np.testing.assert_array_equal(np.asarray(buffer.next_observations), frames[2 * slots + 1 :])

@@ -15,7 +15,8 @@ from sb3_extra_buffers.gpu_buffers.transfer import copy_into, to_device
 from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.state import SavedState
 from sb3_extra_buffers.storage.arena import Arena
-from sb3_extra_buffers.storage.frame_store import FrameStore, numbers_from
+from sb3_extra_buffers.storage.frame_store import FrameStore
+from sb3_extra_buffers.storage.stacking import numbers_from
 
 _SMALLEST_STEP = 1 << 16
 _MOVED_AT_ONCE = 1 << 24

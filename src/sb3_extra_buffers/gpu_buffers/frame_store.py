@@ -43,9 +43,9 @@ from sb3_extra_buffers.gpu_buffers.transfer import (
 )
 from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.state import SavedState, State
-from sb3_extra_buffers.storage.frame_store import FrameStore, numbers_from
+from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.memory import zeros
-from sb3_extra_buffers.storage.stacking import StackLayout
+from sb3_extra_buffers.storage.stacking import StackLayout, numbers_from
 
 _RING_FRAMES = 288
 """Frames of each lane in the ring..."""

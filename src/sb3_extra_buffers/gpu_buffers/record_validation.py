@@ -17,7 +17,7 @@ from sb3_extra_buffers.codecs.delta_words import COUNT_MASK, KIND_SHIFT, DeltaWo
 from sb3_extra_buffers.codecs.rle import RleCodec
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.gpu_buffers.kernels import LENGTH_BITS
-from sb3_extra_buffers.storage.frame_store import numbers_from
+from sb3_extra_buffers.storage.stacking import numbers_from
 
 if TYPE_CHECKING:
     from sb3_extra_buffers.gpu_buffers.frame_store import DeviceFrameStore

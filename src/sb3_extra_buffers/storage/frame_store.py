@@ -22,10 +22,11 @@ from sb3_extra_buffers.storage.extent_arena import ExtentArena, ready_to_grow
 from sb3_extra_buffers.storage.gathering import gather_frames
 from sb3_extra_buffers.storage.matching import NewestObservations
 from sb3_extra_buffers.storage.memory import zeros
-from sb3_extra_buffers.storage.stacking import MemoryForm, StackLayout
+from sb3_extra_buffers.storage.stacking import MemoryForm, StackLayout, numbers_from
 
 _PIECE = 1024
 _FEW_LANES = 16
+_LARGE_INDEX = 1 << 12
 _MOST_WAITING = 1 << 16
 """No version has had a ring of more frames."""
 
@@ -41,10 +42,13 @@ class FrameStore:
         arena: Arena | None = None,
         observations_at_once: int = 1,
         begin_after: Indices | None = None,
+        expected_frames: int = 0,
     ) -> None:
         """
         :param observations_at_once: For how many observations per lane :meth:`make_room` may be called.
         :param begin_after: For each lane, the lowest frame number that this store may use.
+        :param expected_frames: How many each lane is going to have, if that is known. The index of a large store has
+            room for them from the start, because copying it would take long. Until it is written, it takes no memory.
         """
         self.codec = codec
         self.layout = layout
@@ -65,9 +69,11 @@ class FrameStore:
         """An upper bound of the frames that any lane has in the ring."""
         self._bytes_encoded = 0
         self._frames_encoded = 0
-        self.starts = np.zeros((n_lanes, 8), dtype=np.int64)
-        self.lengths = np.zeros((n_lanes, 8), dtype=np.uint32)
-        self.references = np.zeros((n_lanes, 8), dtype=np.uint32)
+        capacity = expected_frames // group * 9 // 8
+        shape = (n_lanes, capacity if capacity >= _LARGE_INDEX else 8)
+        self.starts = np.zeros(shape, dtype=np.int64)
+        self.lengths = np.zeros(shape, dtype=np.uint32)
+        self.references = np.zeros(shape, dtype=np.uint32)
         self._has_references = False
         self.held: dict[str, int] = {}
         """References that segments have brought, by checksum. They are kept for records of the next segment."""
@@ -225,21 +231,15 @@ class FrameStore:
 
     @property
     def index_bytes(self) -> int:
-        return self.starts.nbytes + self.lengths.nbytes + (self.references.nbytes if self._has_references else 0)
+        n_bytes = self.starts.nbytes + self.lengths.nbytes + (self.references.nbytes if self._has_references else 0)
+        n_records = int((self.encoded - self.base).max()) // self.codec.frames_per_record
+        return n_bytes * min(n_records, self.starts.shape[1]) // self.starts.shape[1]
 
     def take_mean_frame_bytes(self) -> float:
         """The mean size of frames that were encoded since the last call."""
         mean = self._bytes_encoded / max(self._frames_encoded, 1)
         self._bytes_encoded = self._frames_encoded = 0
         return mean
-
-    def mean_frame_bytes(self) -> npt.NDArray[np.float64]:
-        """The mean size of each lane's frames in the arena."""
-        group = self.codec.frames_per_record
-        lanes, numbers = numbers_from(self.first_records, self.encoded // group - self.first_records)
-        totals = np.bincount(lanes, self.lengths[lanes, numbers % self.starts.shape[1]], self.n_lanes)
-        means: npt.NDArray[np.float64] = totals / (group * np.maximum(np.bincount(lanes, minlength=self.n_lanes), 1))
-        return means
 
     def state(self) -> State:
         references = {"references": self.references} if self._has_references else {}
@@ -381,11 +381,14 @@ class FrameStore:
         capacity = self.starts.shape[1]
         larger = capacity + max(capacity // 8, 8)
         lanes = np.arange(self.n_lanes)[:, None]
+        has_wrapped = bool((self.encoded // self.codec.frames_per_record > capacity).any())
 
         def grown(old: npt.NDArray[Any], is_used: bool = True) -> npt.NDArray[Any]:
             new = zeros((self.n_lanes, larger), old.dtype)
+            if is_used and not has_wrapped:  # every record keeps its place
+                new[:, :capacity] = old
             # In pieces, because the temporary indices are larger than the copied part.
-            for i in range(0, capacity if is_used else 0, _PIECE):
+            for i in range(0, capacity if is_used and has_wrapped else 0, _PIECE):
                 numbers = self.first_records[:, None] + np.arange(i, min(i + _PIECE, capacity))
                 new[lanes, numbers % larger] = old[lanes, numbers % capacity]
             return new
@@ -395,9 +398,3 @@ class FrameStore:
             grown(self.lengths),
             grown(self.references, self._has_references),
         )
-
-
-def numbers_from(firsts: Indices, counts: Indices) -> tuple[Indices, Indices]:
-    """For each lane, the ``counts`` numbers from ``firsts`` on. Returns their lanes, and the numbers, lane by lane."""
-    lanes = np.repeat(np.arange(len(counts)), counts)
-    return lanes, np.arange(len(lanes)) + (firsts - (np.cumsum(counts) - counts))[lanes]

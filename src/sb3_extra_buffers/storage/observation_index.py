@@ -22,7 +22,7 @@ from sb3_extra_buffers.storage.config import CodecRecipe
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.gathering import gather_observations
 from sb3_extra_buffers.storage.memory import zeros
-from sb3_extra_buffers.storage.stacking import StackLayout
+from sb3_extra_buffers.storage.stacking import StackLayout, numbers_from
 
 _WORTH_COMPACTING = 1 << 20
 _PIECE = 4096
@@ -157,7 +157,7 @@ class ObservationIndex(BaseStore):
         """
         # Counting all frames takes 100 ms for a million transitions, so first it is found out whether that is worth it.
         if self._looks_mostly_dead():
-            in_use = float(self._frames_in_use() @ self.frames.mean_frame_bytes())
+            in_use = float(self._frames_in_use() @ mean_frame_bytes(self.frames))
             if 2 * in_use < self.frames.arena.live_bytes:
                 self.rebuild(self.layout, self.recipe)
         self._compact_at = max(_WORTH_COMPACTING, self.frames.arena.nbytes * 5 // 4)
@@ -274,4 +274,14 @@ class ObservationIndex(BaseStore):
             self._make_arena(),
             observations_at_once=2,  # what a step of a replay buffer brings
             begin_after=begin_after,
+            expected_frames=self.n_slots,
         )
+
+
+def mean_frame_bytes(frames: FrameStore) -> npt.NDArray[np.float64]:
+    """The mean size of each lane's frames in the arena."""
+    group = frames.codec.frames_per_record
+    lanes, numbers = numbers_from(frames.first_records, frames.encoded // group - frames.first_records)
+    totals = np.bincount(lanes, frames.lengths[lanes, numbers % frames.starts.shape[1]], frames.n_lanes)
+    means: npt.NDArray[np.float64] = totals / (group * np.maximum(np.bincount(lanes, minlength=frames.n_lanes), 1))
+    return means

@@ -11,7 +11,8 @@ import xxhash
 from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Indices
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
-from sb3_extra_buffers.storage.frame_store import FrameStore, numbers_from
+from sb3_extra_buffers.storage.frame_store import FrameStore
+from sb3_extra_buffers.storage.stacking import numbers_from
 
 _MOST_FRAMES = 1 << 30
 """Of one lane in a segment."""

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sb3_extra_buffers.codecs.base import Bytes, FrameSpec
+from sb3_extra_buffers.codecs.base import Bytes, FrameSpec, Indices
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.state import SavedState, State
 
@@ -173,3 +173,9 @@ def _n_fitting(before: npt.NDArray[Any], after: npt.NDArray[Any], axis: int, cha
     else:
         older, newer = after[..., :-channels], before[..., channels:]
     return int((older == newer).reshape(len(before), -1).all(axis=1).sum())
+
+
+def numbers_from(firsts: Indices, counts: Indices) -> tuple[Indices, Indices]:
+    """For each lane, the ``counts`` numbers from ``firsts`` on. Returns their lanes, and the numbers, lane by lane."""
+    lanes = np.repeat(np.arange(len(counts)), counts)
+    return lanes, np.arange(len(lanes)) + (firsts - (np.cumsum(counts) - counts))[lanes]
