@@ -46,9 +46,9 @@ def assert_same_networks(ours: Any, theirs: Any, untrained: Any) -> None:
 
 
 def image_env() -> gymnasium.Env[Any, Any]:
-    return gymnasium.wrappers.TimeLimit(
-        FakeImageEnv(screen_height=40, screen_width=40, n_channels=3, discrete=True), 30
-    )
+    env = FakeImageEnv(screen_height=40, screen_width=40, n_channels=3, discrete=True)
+    env.observation_space.seed(0)  # observations are drawn from it
+    return gymnasium.wrappers.TimeLimit(env, 30)
 
 
 OFF_POLICY = {"learning_starts": 60, "buffer_size": 150, "batch_size": 32, "gradient_steps": 2, "train_freq": 2}
