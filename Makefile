@@ -23,11 +23,12 @@ test: $(VENV)/.ready ## Lint, check formatting and types, run the tests
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
-	$(RUN)/pytest -n auto $(CLUSTER_TESTS:%=--ignore %) --ignore tests/neighbours
+	$(RUN)/pytest -n auto -m "not slow" $(CLUSTER_TESTS:%=--ignore %) --ignore tests/neighbours
 
 # The seed of the histories is the day, so that every day adds some.
 test-more: export OMP_WAIT_POLICY := passive
 test-more: $(VENV)/.ready test-neighbours ## What takes longer: killed processes, five minutes of long histories, whole trainings
+	$(RUN)/pytest -n auto -m slow tests/gpu
 	$(RUN)/pytest $(CLUSTER_TESTS)
 	$(RUN)/python -m tests.soak.kill --kills 200
 	$(RUN)/python -m tests.soak.collectors --kills 50

@@ -38,6 +38,7 @@ PLACES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: f"{place[0].__name__}.{place[1]}")
 @pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
@@ -181,6 +182,7 @@ def add_one(plain: Any, ours: Any, transition: Transition, device: str, line: in
 @pytest.mark.parametrize(
     ("method", "source", "n_steps"), [("none", "host", 400), ("delta", "host", 120), ("rle", "device", 120)]
 )
+@pytest.mark.slow
 @pytest.mark.usefixtures("kernels")
 def test_ctrl_c_at_any_line_of_add_and_sample(method: str, source: str, n_steps: int, device: str) -> None:
     space = spaces.Box(0, 255, (4, 6, 6), np.uint8)

@@ -40,6 +40,7 @@ def add(buffer: GpuReplayBuffer, step: tuple[Any, ...], device: str | None) -> N
     buffer.add(*fields, infos)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("pattern", ["d", "dh", "ddh", "hd", "hhhhddddd"])
 def test_same_batches_as_from_arrays(device: str, pattern: str) -> None:

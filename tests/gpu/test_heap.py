@@ -206,6 +206,7 @@ class TestArenas:
         assert th.cuda.memory_reserved() - before < 1.5 * ours.device_bytes + (64 << 20)
 
 
+@pytest.mark.slow
 class TestHeapBytes:
     @pytest.mark.parametrize("method", ["rle", "delta", "zstd"])
     @pytest.mark.parametrize("frames_per_record", [1, 4])

@@ -49,6 +49,7 @@ def given(observations: np.ndarray, source: str, device: str) -> Any:
     return th.tensor(observations, device=device) if source == "device" else observations.copy()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("kernels")
 class TestOnTheDevice:
     @pytest.fixture(autouse=True)

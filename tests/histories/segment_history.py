@@ -24,6 +24,8 @@ class _Sending(History):
     last_segment: bytes
     sent_to: Any = None
     """The buffer that has ingested the last segment. A copy of it does not know what was sent before."""
+    has_gap = False
+    """Whether steps were dropped that had not been sent."""
 
     def sender_options(self) -> dict[str, Any]:
         """Those of the receiver; sometimes with another method, so that codecs change."""
@@ -45,7 +47,8 @@ class _Sending(History):
         before = self.subject.pos, self.model_is_empty()
         info = self.subject.ingest_segment(segment)
         assert (info.policy_version, info.extra) == (self.taken, {"taken": self.taken})
-        assert info.continues != restart
+        assert info.continues == (not restart and not self.has_gap)
+        self.has_gap = False
         if restart and not before[1]:
             self.cut_model(before[0])
         self.sent_to = self.subject
@@ -119,6 +122,8 @@ class SegmentReplayHistory(ReplayHistory, _Sending):
 
 
 class SegmentRolloutHistory(RolloutHistory, _Sending):
+    n_unsent = 0
+
     def __init__(self, plan: Plan, folder: Path) -> None:
         super().__init__(plan, folder)
         more = {"hidden_state_shape": (plan.slots, 1, plan.n_envs, 3)} if self.is_recurrent else {}
@@ -132,14 +137,20 @@ class SegmentRolloutHistory(RolloutHistory, _Sending):
             super().add()
         finally:
             self.subject = receiver
+        self.n_unsent += 1
         if self.sent_to is not self.subject and self.subject.pos:
             self.sent_to = None
         if self.rng.random() < 0.3 or self.model.full:
             self.send()
 
+    def send(self) -> None:
+        super().send()
+        self.n_unsent = 0
+
     def give_up(self) -> None:
         super().give_up()
         self.sender.reset()
+        self.has_gap, self.n_unsent = self.has_gap or self.n_unsent > 0, 0
 
     def go_on_with(self, other: Any) -> None:
         """The copy is compared, but the segments go to the buffer that knows the earlier ones."""

@@ -176,7 +176,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--summary", type=Path, metavar="FILE", help="write the summary there, too")
     parser.add_argument("--repeat", metavar="NAME", help="run one history, by the name that a failure gave")
     parser.add_argument(
-        "--path", choices=["arrays", "tensors", "kernels", "cuda"], help="with --repeat: the way to the device's code"
+        "--path",
+        choices=["arrays", "tensors", "kernels", "cuda", "segments"],
+        help="with --repeat: the way to the store",
     )
     given = parser.parse_args(arguments)
     if importlib.util.find_spec("triton") and given.path == "kernels":

@@ -33,7 +33,7 @@ class NoneCodec(Codec):
 
     def encode(self, records: Bytes, lanes: Indices) -> Encoded:
         n = len(records)
-        return Encoded(records.reshape(-1), np.full(n, self.record_bytes), np.full(n, NO_REFERENCE))
+        return Encoded(records.reshape(-1).copy(), np.full(n, self.record_bytes), np.full(n, NO_REFERENCE))
 
     def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
         if (lengths != self.record_bytes).any() or (starts < 0).any() or (starts + lengths > len(data)).any():
