@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.cli.commands import error_of, run, run_program
+from tests.cli.commands import error_of, run_program
 
 
 def test_without_the_zoo_the_error_names_the_extra() -> None:
