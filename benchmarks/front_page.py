@@ -1,9 +1,10 @@
-"""Bring the front page up to date: its table and pictures, from the results that are kept.
+"""Bring the front page up to date: its tables and pictures, from the results that are kept.
 
     python -m benchmarks.front_page
 
-The table and the picture of memory against speed are from `benchmarks/results/full`, which `python -m benchmarks
---publish` writes. The learning curves are from `python -m benchmarks.studies.learning_curves`.
+The first table and the picture of memory against speed are from `benchmarks/results/full`, which `python -m benchmarks
+--publish` writes. The second table is from `python -m benchmarks.studies.workloads`, and the learning curves are from
+`python -m benchmarks.studies.learning_curves`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "full" / "results.json"
 IMAGES = ROOT / "docs" / "images"
 PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md"]
-TABLE = re.compile(r"(?<=<!-- made by python -m benchmarks.front_page -->\n).*?(?=<!-- end -->)", re.DOTALL)
+WORKLOADS = ROOT / "benchmarks" / "results" / "workloads" / "workloads.json"
+PART = r"(?<=<!-- {} made by python -m benchmarks.front_page -->\n).*?(?=<!-- end -->)"
+PEERS, EXPECTED = (re.compile(PART.format(name), re.DOTALL) for name in ("peers", "workloads"))
 SUBJECTS = {
     "sb3": "SB3",
     "ours:auto": "this library, default",
@@ -40,6 +43,16 @@ SUBJECTS = {
     "torchrl:compressed": "TorchRL, compressed",
 }
 """Who is compared: each library as it comes, and with its smallest setting."""
+KINDS = {
+    "mspacman": "Atari, MsPacman",
+    "battlezone": "Atari, BattleZone (3-D)",
+    "camera": "MuJoCo camera, stack of 3 RGB images",
+    "carracing": "CarRacing, RGB",
+    "procgen": "Procgen, RGB (not compressed by default)",
+    "halfcheetah": "HalfCheetah, 17 numbers",
+    "humanoid": "Humanoid, 348 numbers",
+}
+"""One workload of each kind."""
 WINDOW = 20
 """Episodes that one point of a learning curve is the mean of."""
 
@@ -72,6 +85,21 @@ def markdown(run: dict[str, Any], table: Table) -> str:
         f"environments in a full buffer; {versions}."
     )
     return "\n" + "\n".join(lines) + f"\n\n{about}\n\n"
+
+
+def workloads_markdown(path: Path = WORKLOADS) -> str:
+    """What users of each kind of observations can expect."""
+    rows = {row["name"]: row for row in json.loads(path.read_text())["rows"] if row["method"] == "auto"}
+    measured = ("add", "sample(32)", "sample(256)")
+    titles = ["observations", "bytes per transition: SB3 → ours", *(f"`{name}`" for name in measured)]
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for name, title in KINDS.items():
+        row = rows[name]
+        speeds = " | ".join(f"{row['ratios'][column]['median']:.2f}x" for column in measured)
+        lines.append(f"| {title} | {row['sb3_rss_bytes']:,.0f} → {row['rss_bytes']:,.0f} | {speeds} |")
+    faster = {column: sum(row["ratios"][column]["median"] >= 1 for row in rows.values()) for column in measured}
+    summary = ", ".join(f"`{column}` on {count}" for column, count in faster.items())
+    return "\n" + "\n".join(lines) + f"\n\nOf all {len(rows)} workloads, ours is at least as fast in {summary}.\n\n"
 
 
 def draw_memory_and_speed(table: Table) -> Picture:
@@ -122,7 +150,8 @@ def main() -> None:
         save(draw_memory_and_speed(table), IMAGES / "memory-and-speed.svg")
         save(draw_learning_curves(), IMAGES / "learning-curves.svg")
     for page in PAGES:
-        page.write_text(TABLE.sub(lambda _: markdown(run, table), page.read_text(encoding="utf-8")), encoding="utf-8")
+        text = PEERS.sub(lambda _: markdown(run, table), page.read_text(encoding="utf-8"))
+        page.write_text(EXPECTED.sub(lambda _: workloads_markdown(), text), encoding="utf-8")
 
 
 if __name__ == "__main__":

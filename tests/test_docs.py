@@ -73,3 +73,4 @@ def test_the_front_page_has_the_figures_of_the_results_that_are_kept() -> None:
     table = front_page.markdown(*front_page.load_table())
     for page in front_page.PAGES:
         assert table in page.read_text(), f"{page.name}: run python -m benchmarks.front_page"
+    assert front_page.workloads_markdown() in (ROOT / "README.md").read_text(), "run python -m benchmarks.front_page"
