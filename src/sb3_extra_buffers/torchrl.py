@@ -67,7 +67,7 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
     :param n_envs: With ``ndim=1``: if consecutive rows come from so many environments in turn, their number.
     :param keys: The entries to compress. By default all images: those of type uint8 with at least two dimensions, and
         those of other types with at least three.
-    :param compression_method: See ``docs/choosing-a-method.md``.
+    :param compression_method: See ``docs/choosing.md``.
     :param compression_kwargs: Options of the method.
     :param frame_stack: How many frames an observation stacks; ``"auto"`` finds out.
     :param prefer: What ``"auto"`` looks for: ``"speed"``, ``"balanced"`` or ``"memory"``.
@@ -137,10 +137,12 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         with ExitStack() as self._writing:
-            for _, columns in self._compressed:
-                self._writing.enter_context(columns.together())
-            super().set(cursor, data, set_cursor=set_cursor)
-        self._writing = None
+            try:
+                for _, columns in self._compressed:
+                    self._writing.enter_context(columns.together())
+                super().set(cursor, data, set_cursor=set_cursor)
+            finally:
+                self._writing = None
 
     def get(self, index: Any) -> Any:
         if _is_view(index):
