@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from stable_baselines3 import DQN
+from stable_baselines3.common.logger import Logger
 
 from sb3_extra_buffers.compressed import (
     CompressedDictReplayBuffer,
@@ -333,8 +334,13 @@ def test_a_learner_with_collectors_and_shards(algorithm: Any) -> None:
         policy_kwargs={"net_arch": [8]}, replay_buffer_class=ShardedReplayBuffer, replay_buffer_kwargs=kwargs,
         collectors={"n": 3, "envs": 2, "segment_steps": 8, "in_process": True},
     )  # fmt: skip
+    logger = Logger(None, [])
+    model.set_logger(logger)
     model.learn(300)
     assert model.num_timesteps >= 300
     assert model._n_updates > 10
     assert all(part.size() > 0 for part in model.replay_buffer.parts)
     model.replay_buffer.check()
+    logger.dump = lambda step=0: None  # type: ignore[method-assign]  # which would forget the values
+    model.dump_logs()
+    assert logger.name_to_value["shards/transitions_lost"] == 0

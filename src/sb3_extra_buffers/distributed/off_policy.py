@@ -143,4 +143,6 @@ class OffPolicyLearner(Learner, OffPolicyAlgorithm):
 
     def dump_logs(self) -> None:
         self._record_collectors()
+        for name, value in getattr(self.replay_buffer, "shard_statistics", {}).items():
+            self.logger.record(f"shards/{name}", value)
         super().dump_logs()
