@@ -67,7 +67,8 @@ def test_collectors_on_a_cluster_are_replaced_when_they_die(cluster: Any) -> Non
     assert model.num_timesteps == 800
     model.replay_buffer.check()
     for part in model.replay_buffer.parts:
-        later, now = part.observations[1 : part.size()], part.next_observations[: part.size() - 1]
+        size = max(part.size(), 1)  # a collector that was always killed in time has sent nothing
+        later, now = part.observations[1:size], part.next_observations[: size - 1]
         continued = (np.asarray(later) == np.asarray(now)).all(axis=-1)
         assert (continued | ((part.dones + part.timeouts)[: part.size() - 1] > 0)).all()
 
