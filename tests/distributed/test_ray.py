@@ -70,7 +70,7 @@ def test_collectors_on_a_cluster_are_replaced_when_they_die(cluster: Any) -> Non
         size = max(part.size(), 1)  # a collector that was always killed in time has sent nothing
         later, now = part.observations[1:size], part.next_observations[: size - 1]
         continued = (np.asarray(later) == np.asarray(now)).all(axis=-1)
-        assert (continued | ((part.dones + part.timeouts)[: part.size() - 1] > 0)).all()
+        assert (continued | ((part.dones + part.timeouts)[: size - 1] > 0)).all()
 
 
 def test_rollouts_on_a_cluster_are_those_of_sb3(cluster: Any) -> None:
