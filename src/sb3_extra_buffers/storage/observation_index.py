@@ -196,6 +196,9 @@ class ObservationIndex(BaseStore):
         """
         for frames in self.frame_stores:
             frames.check()
+        for number in np.flatnonzero(self._is_current & (self._ends_searched is self.ends)).tolist():
+            if (self._lowest_ends[number] != self._lowest_ends_of(number)).any():
+                raise CorruptDataError(f"Piece {number} of the index has changed since its oldest frames were found.")
         for newer, older in pairwise(self.frame_stores):
             if (older.heads > newer.base).any():
                 raise CorruptDataError("Two codecs have frames of the same number.")
@@ -251,13 +254,17 @@ class ObservationIndex(BaseStore):
             larger[: len(self._lowest_ends)] = self._lowest_ends
             self._lowest_ends = larger
         for piece in np.flatnonzero(~self._is_current[:n_pieces]).tolist():
-            part = slice(piece * self._piece, min((piece + 1) * self._piece, max(self.slots_used, 1)))
-            # Less one, so that "never written" becomes the largest number instead of the smallest.
-            lowest = [(ends[part] - np.uint32(1)).min(axis=0) for ends in self.ends]
-            self._lowest_ends[piece] = np.min(lowest, axis=0)
+            self._lowest_ends[piece] = self._lowest_ends_of(piece)
             self._is_current[piece] = True
         oldest: Indices = self._lowest_ends[:n_pieces].min(axis=0).astype(np.int64) + 1 - self.layout.stack
         return oldest
+
+    def _lowest_ends_of(self, piece: int) -> npt.NDArray[np.uint32]:
+        part = slice(piece * self._piece, min((piece + 1) * self._piece, max(self.slots_used, 1)))
+        # Less one, so that "never written" becomes the largest number instead of the smallest.
+        lowest = [(ends[part] - np.uint32(1)).min(axis=0) for ends in self.ends]
+        found: npt.NDArray[np.uint32] = np.min(lowest, axis=0)
+        return found
 
     def slots_by_age(self, *columns: npt.NDArray[np.uint32]) -> Indices:
         """Slots that hold an observation in one of these columns (by default, in any), oldest first."""
