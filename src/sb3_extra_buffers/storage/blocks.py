@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Codec, Indices
 from sb3_extra_buffers.compiled import load_kernels
+from sb3_extra_buffers.errors import MissingPackageError
 from sb3_extra_buffers.storage.base_store import BaseStore
 from sb3_extra_buffers.storage.config import CodecRecipe
 from sb3_extra_buffers.storage.gathering import compiled_kernels, fill_frames, run_kernel
@@ -35,7 +36,9 @@ class BlockMaker:
 
     def __init__(self, joined: JoinedStores) -> None:
         self._joined = joined
+        self._encoded = JoinedArrays()
         self._index = [JoinedArrays() for _ in range(3)]
+        """Starts, lengths and references of records."""
 
     def make(self, numbers: Indices, wanted: Wanted, envs: Indices) -> Block:
         """The observations of two batches; see :meth:`.JoinedStores.fill`."""
@@ -64,7 +67,7 @@ class BlockMaker:
                 return None
         firsts = self._joined.firsts(numbers, wanted, envs)
         frames, group = [store.frames for store in stores], first.codec.frames_per_record
-        encoded = self._index[0].take([part.encoded for part in frames], numbers, envs)[:, 0]
+        encoded = self._encoded.take([part.encoded for part in frames], numbers, envs)[:, 0]
         if firsts.min(initial=0) < 0 or (firsts + layout.stack > encoded).any():  # nothing there, or not in a record
             return None
         begins, ends = firsts // group, (firsts + layout.stack - 1) // group
@@ -142,7 +145,8 @@ def _decode(blocks: Sequence[tuple[Indices, Block]], store: BaseStore, outs: lis
     layout = StackLayout(store.shape, store.stored_dtype, *first["layout"])
     codec = _codec_of(first["recipe"], layout)
     kernels, decompress = compiled_kernels(codec)
-    assert kernels is not None, "the sender has kernels, but not the receiver"
+    if kernels is None:
+        raise MissingPackageError("Decoding what shards send", "numba", "numba")
     table, kept = np.zeros(len(blocks), dtype=kernels.SOURCE), []
     numbers, lanes = np.empty((2, len(outs[0])), dtype=np.int64)
     firsts = np.empty((2, len(outs[0])), dtype=np.int64)

@@ -1,0 +1,48 @@
+"""Blocks: the records of a batch, for a process that does not have the store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sb3_extra_buffers.errors import MissingPackageError
+from sb3_extra_buffers.storage import blocks
+from sb3_extra_buffers.storage.blocks import BlockMaker, fill_from
+from sb3_extra_buffers.storage.joined import JoinedStores
+from tests.compressed.test_segments import fill, make
+
+pytest.importorskip("numba")
+SLOTS, ENVS = np.array([3, 17, 0, 4, 17]), np.array([0, 1, 1, 0, 0])
+
+
+def block_of(buffer: Any) -> Any:
+    maker = BlockMaker(JoinedStores([buffer._stores[""]]))
+    return maker.make(np.zeros(len(SLOTS), dtype=np.int64), [(0, SLOTS), (1, SLOTS)], ENVS)
+
+
+@pytest.mark.parametrize(
+    ("method", "part"), [("delta", "data"), ("none", "rows"), ("rle", "rows"), ("zstd-dict", "rows")]
+)
+def test_what_is_sent_is_what_was_stored(method: str, part: str) -> None:
+    buffer = make(compression_method=method, frame_stack=4)
+    fill(buffer, steps=80)
+    block = block_of(buffer)
+    assert part in block
+    store = buffer._stores[""]
+    outs = [np.empty((len(SLOTS), *store.shape), dtype=store.stored_dtype) for _ in range(2)]
+    order = np.array([4, 2, 0, 1, 3])  # rows of a batch need not be in the order of the block
+    fill_from([(order, block)], store, outs)
+    assert (outs[0][order] == buffer.observations[SLOTS, ENVS]).all()
+    assert (outs[1][order] == buffer.next_observations[SLOTS, ENVS]).all()
+
+
+def test_a_learner_without_numba_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = make(compression_method="delta", frame_stack=4)
+    fill(buffer, steps=80)
+    block, store = block_of(buffer), buffer._stores[""]
+    monkeypatch.setattr(blocks, "compiled_kernels", lambda *arguments: (None, 0))
+    outs = [np.empty((len(SLOTS), *store.shape), dtype=store.stored_dtype) for _ in range(2)]
+    with pytest.raises(MissingPackageError, match="Decoding what shards send needs the package 'numba'"):
+        fill_from([(np.arange(len(SLOTS)), block)], store, outs)
