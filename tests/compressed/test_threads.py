@@ -73,11 +73,16 @@ def test_forks_of_two_threads_leave_no_lock_behind() -> None:
     buffers = [CompressedReplayBuffer(10, SPACE, spaces.Discrete(2), "cpu") for _ in range(5)]
 
     def fork() -> None:
-        for _ in range(30):
-            child = os.fork()
+        n_forks = 0
+        while n_forks < 30:
+            try:
+                child = os.fork()
+            except RuntimeError:
+                continue  # filelock, once it is imported, refuses a fork in the middle of another thread's
             if child == 0:
                 os._exit(0)
             os.waitpid(child, 0)
+            n_forks += 1
 
     threads = [threading.Thread(target=fork, daemon=True) for _ in range(2)]
     for thread in threads:

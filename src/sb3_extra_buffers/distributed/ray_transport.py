@@ -21,7 +21,7 @@ try:
     import ray
     from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 except ImportError as error:
-    raise MissingPackageError("Collectors and shards in other processes", "ray", "ray") from error
+    raise MissingPackageError("Running collectors and shards in other processes", "ray", "ray") from error
 
 _CONNECT_SECONDS = 8.0
 
