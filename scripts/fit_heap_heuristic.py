@@ -1,4 +1,4 @@
-"""Fit the curves of ``sb3_extra_buffers.gpu_buffers.compatibility`` to the ratios measured.
+"""Fit the curves of ``sb3_extra_buffers.compatibility.device`` to the ratios measured.
 
     python scripts/fit_heap_heuristic.py            # print the curves
     python scripts/fit_heap_heuristic.py --check    # fail if those in the module are others
@@ -14,7 +14,7 @@ import sys
 import numpy as np
 
 from sb3_extra_buffers.codecs.registry import parse_method
-from sb3_extra_buffers.gpu_buffers.compatibility import CURVES, MEASURED_RATIOS, Curve
+from sb3_extra_buffers.compatibility.device import CURVES, MEASURED_RATIOS, Curve
 
 HIGHEST_DEGREE = 4
 
@@ -40,7 +40,7 @@ def main() -> None:
     arguments = parser.parse_args()
     curves = fit()
     if arguments.check:
-        sys.exit(0 if curves == CURVES else "The curves in compatibility.py are not those fitted.")
+        sys.exit(0 if curves == CURVES else "The curves in compatibility/device.py are not those fitted.")
     for family, curve in curves.items():
         print(f'    "{family}": {curve.coefficients},')
 

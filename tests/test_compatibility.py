@@ -17,13 +17,13 @@ from gymnasium import spaces
 from stable_baselines3 import DQN
 
 from sb3_extra_buffers.compatibility import MODULES, NAMES
+from sb3_extra_buffers.compatibility.device import estimate_max_slot_bytes
 from sb3_extra_buffers.compressed import (
     CompressedDictReplayBuffer,
     CompressedReplayBuffer,
     CompressedRolloutBuffer,
     find_buffer_dtypes,
 )
-from sb3_extra_buffers.gpu_buffers.compatibility import estimate_max_slot_bytes
 from tests.transitions import assert_same, play
 
 MOVED = [(module, name) for module, names in {**NAMES, **MODULES}.items() for name in names]

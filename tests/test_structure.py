@@ -15,11 +15,11 @@ ROOT = Path(sb3_extra_buffers.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
 
 LAYERS = [
-    {"errors", "state", "compiled", "parallel", "interruption", "compatibility"},
+    {"errors", "state", "compiled", "parallel", "interruption"},
     {"codecs"},
     {"storage"},
     {"persistence"},
-    {"compressed", "gpu_buffers", "vec_buf", "recording"},
+    {"compressed", "gpu_buffers", "vec_buf", "recording", "compatibility"},
     {"training_utils", "measure", "distributed", "torchrl"},
     {"cli"},
 ]

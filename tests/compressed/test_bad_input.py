@@ -139,7 +139,7 @@ def test_a_missing_package(method: str, package: str, extra: str, monkeypatch: p
 
 
 def test_compiling_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sb3_extra_buffers.compressed.compatibility.has_numba", lambda: False)
+    monkeypatch.setattr("sb3_extra_buffers.compressed.dtypes.has_numba", lambda: False)
     with pytest.raises(MissingPackageError, match=r"sb3-extra-buffers\[numba\]"):
         init_jit()
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sb3_extra_buffers.codecs.availability import has_numba
-from sb3_extra_buffers.compressed import compatibility, find_buffer_dtypes, find_smallest_dtype, init_jit
+from sb3_extra_buffers.compressed import dtypes, find_buffer_dtypes, find_smallest_dtype, init_jit
 from sb3_extra_buffers.compressed.compression_methods import compression_methods_numba
 from sb3_extra_buffers.errors import MissingPackageError, UnknownMethodError
 
@@ -61,7 +61,7 @@ def test_element_dtype_is_passed_on() -> None:
 
 def test_jit_methods_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = []
-    monkeypatch.setattr(compatibility, "init_jit", lambda *types: compiled.append(types))
+    monkeypatch.setattr(dtypes, "init_jit", lambda *types: compiled.append(types))
     find_buffer_dtypes((84, 84), np.float32, "rle-jit")
     find_buffer_dtypes((84, 84), np.uint8, "zstd-5")
     find_buffer_dtypes((84, 84))

@@ -11,10 +11,10 @@ import pytest
 import torch as th
 from gymnasium import spaces
 
+from sb3_extra_buffers.compatibility.device import RawBuffer, SharedRawHeap
 from sb3_extra_buffers.errors import CapacityError, ExtraBuffersError
 from sb3_extra_buffers.gpu_buffers import arena as arena_module
 from sb3_extra_buffers.gpu_buffers.arena import CappedArena, DeviceArena, HeapBudget, pack_segments
-from sb3_extra_buffers.gpu_buffers.compatibility import RawBuffer, SharedRawHeap
 from sb3_extra_buffers.gpu_buffers.driver import DeviceMemory
 from tests.gpu.helpers import IMAGES, recorded, replay_pair
 from tests.transitions import add_to_replay, copied, draw, play, sample_both

@@ -14,9 +14,7 @@ import torch as th
 from gymnasium import spaces
 
 import sb3_extra_buffers.gpu_buffers as gpu_buffers
-from sb3_extra_buffers.errors import ConfigurationError, UnknownMethodError
-from sb3_extra_buffers.gpu_buffers import COMPRESSION_METHOD_MAP, GpuReplayBuffer, find_gpu_buffer_dtypes
-from sb3_extra_buffers.gpu_buffers.compatibility import (
+from sb3_extra_buffers.compatibility.device import (
     CURVES,
     MEASURED_RATIOS,
     SlotMetadata,
@@ -26,6 +24,8 @@ from sb3_extra_buffers.gpu_buffers.compatibility import (
     numpy_dtype_to_torch,
     torch_dtype_to_numpy,
 )
+from sb3_extra_buffers.errors import ConfigurationError, UnknownMethodError
+from sb3_extra_buffers.gpu_buffers import COMPRESSION_METHOD_MAP, GpuReplayBuffer, find_gpu_buffer_dtypes
 from tests.gpu.helpers import IMAGES
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "fit_heap_heuristic.py"

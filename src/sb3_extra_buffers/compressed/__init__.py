@@ -8,16 +8,9 @@ from typing import TYPE_CHECKING, Any
 from sb3_extra_buffers.codecs.availability import has_igzip, has_lz4, has_numba, has_zstd
 from sb3_extra_buffers.compatibility import serve_old_names
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer, DummyCls
-from sb3_extra_buffers.compressed.compatibility import (
-    HAS_IGZIP,
-    HAS_LZ4,
-    HAS_NUMBA,
-    HAS_ZSTD,
-    CompressedArray,
-    find_buffer_dtypes,
-    find_smallest_dtype,
-    init_jit,
-)
+from sb3_extra_buffers.compressed.compressed_array import CompressedArray
+from sb3_extra_buffers.compressed.compression_methods import HAS_IGZIP, HAS_LZ4, HAS_NUMBA, HAS_ZSTD
+from sb3_extra_buffers.compressed.dtypes import find_buffer_dtypes, find_smallest_dtype, init_jit
 from sb3_extra_buffers.compressed.her_buffer import CompressedHerReplayBuffer
 from sb3_extra_buffers.compressed.nstep_buffer import CompressedDictNStepReplayBuffer, CompressedNStepReplayBuffer
 from sb3_extra_buffers.compressed.prioritized_buffer import (

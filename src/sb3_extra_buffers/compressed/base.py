@@ -15,8 +15,8 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import DictReplayBuffer, DictRolloutBuffer
 from stable_baselines3.common.preprocessing import get_obs_shape, is_image_space
 
+from sb3_extra_buffers.compatibility import OldAttributes
 from sb3_extra_buffers.compressed.arguments import check_options, signature_of
-from sb3_extra_buffers.compressed.compatibility import OldAttributes
 from sb3_extra_buffers.compressed.rows import SINGLE
 from sb3_extra_buffers.compressed.segments import SegmentBuffer
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sb3_extra_buffers.codecs.availability import has_zstd
 from sb3_extra_buffers.compatibility import serve_old_names
+from sb3_extra_buffers.compatibility.device import COMPRESSION_METHOD_MAP, find_gpu_buffer_dtypes
 from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer
-from sb3_extra_buffers.gpu_buffers.compatibility import COMPRESSION_METHOD_MAP, find_gpu_buffer_dtypes
 from sb3_extra_buffers.gpu_buffers.replay_buffer import GpuDictReplayBuffer, GpuReplayBuffer
 from sb3_extra_buffers.gpu_buffers.rollout_buffer import GpuDictRolloutBuffer, GpuRolloutBuffer
 

@@ -15,10 +15,10 @@ from stable_baselines3.common.utils import get_device
 from sb3_extra_buffers.codecs.availability import has_numba
 from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.codecs.registry import parse_method
+from sb3_extra_buffers.compatibility.device import as_numpy_dtypes
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
 from sb3_extra_buffers.errors import ConfigurationError, OptionError, UnknownMethodError
 from sb3_extra_buffers.gpu_buffers.arena import HeapBudget
-from sb3_extra_buffers.gpu_buffers.compatibility import as_numpy_dtypes
 from sb3_extra_buffers.gpu_buffers.device_store import DeviceStore
 from sb3_extra_buffers.gpu_buffers.observation_store import DenseObservationStore, PackedObservationStore
 from sb3_extra_buffers.gpu_buffers.transfer import CPU, Places, Staging

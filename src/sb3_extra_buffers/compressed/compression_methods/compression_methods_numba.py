@@ -1,3 +1,3 @@
-"""The import path of version 0.5. See :mod:`sb3_extra_buffers.compressed.compatibility`."""
+"""The import path of version 0.5."""
 
-from sb3_extra_buffers.compressed.compatibility import init_jit as init_jit
+from sb3_extra_buffers.compressed.dtypes import init_jit as init_jit

@@ -1,11 +1,11 @@
-"""Names of version 0.5 that the buffers themselves do not need.
+"""What ``gpu_buffers`` of version 0.5 had beside buffers: dtypes, packed memory, methods for tensors, estimates.
 
-They can also be imported from the modules in which they were: ``metadata``, ``methods``, ``raw_buffer``,
-``size_estimation`` and ``utils``, for which this one stands.
+Import it from the modules of ``gpu_buffers`` that had it: ``metadata``, ``methods``, ``raw_buffer``,
+``size_estimation`` and ``utils``. All of them are this module.
 
-Estimates of memory before any observation was seen take an observation to compress as frames of MsPacman do. The ratios
-were measured on such frames; the curves between them come from ``scripts/fit_heap_heuristic.py``. The buffers here need
-no such guess: they take memory as needed.
+The estimates say how much memory observations will need before any was seen. They assume that observations compress as
+well as those of MsPacman. The ratios were measured; ``scripts/fit_heap_heuristic.py`` fits curves to them. Buffers
+allocate memory as needed, without an estimate.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ import torch as th
 
 from sb3_extra_buffers.codecs.method import Method
 from sb3_extra_buffers.codecs.registry import parse_method
-from sb3_extra_buffers.compressed.compatibility import CompressionMethod, find_buffer_dtypes
+from sb3_extra_buffers.compressed.compression_methods import CompressionMethod
+from sb3_extra_buffers.compressed.dtypes import find_buffer_dtypes
 from sb3_extra_buffers.compressed.rows import on_host
 from sb3_extra_buffers.errors import CapacityError, ConfigurationError
-from sb3_extra_buffers.gpu_buffers.arena import pack_segments
-from sb3_extra_buffers.gpu_buffers.transfer import CPU, upload
-from sb3_extra_buffers.gpu_buffers.transfer import torch_dtype as numpy_dtype_to_torch
 
 for _name in ("metadata", "methods", "raw_buffer", "size_estimation", "utils"):
-    sys.modules[f"{__package__}.{_name}"] = sys.modules[__name__]
+    sys.modules[f"sb3_extra_buffers.gpu_buffers.{_name}"] = sys.modules[__name__]
+
+
+def numpy_dtype_to_torch(dtype: npt.DTypeLike) -> th.dtype:
+    """The torch dtype with the same bits."""
+    return th.from_numpy(np.empty(0, dtype)).dtype
 
 
 def torch_dtype_to_numpy(dtype: th.dtype) -> np.dtype[Any]:
@@ -56,7 +59,7 @@ def as_numpy_dtypes(dtypes: Any) -> Any:
 class RawBuffer:
     """Uninitialised bytes in a ``torch.UntypedStorage``."""
 
-    def __init__(self, size: int, device: th.device | str = CPU) -> None:
+    def __init__(self, size: int, device: th.device | str = "cpu") -> None:
         self.device = th.device(device)
         self.bytes = th.empty(size, dtype=th.uint8, device=device)
         """All of it as a tensor."""
@@ -88,7 +91,7 @@ class SharedRawHeap:
     :param heap_bytes: The most that the heap may take. By default it grows as needed.
     """
 
-    def __init__(self, n_cells: int, device: th.device | str = CPU, heap_bytes: int | None = None) -> None:
+    def __init__(self, n_cells: int, device: th.device | str = "cpu", heap_bytes: int | None = None) -> None:
         if n_cells < 1 or (heap_bytes is not None and heap_bytes < 1):
             raise ConfigurationError(f"A heap needs cells and bytes, not {n_cells} and {heap_bytes}.")
         self.heap_bytes = heap_bytes
@@ -123,13 +126,14 @@ class SharedRawHeap:
         self.lengths[cell] = 0
 
     def compact(self, size: int | None = None) -> None:
-        """Close all holes. The heap then has ``size`` bytes, by default as many as are alive."""
+        """Close all holes. The heap then has ``size`` bytes, by default as many as are in cells."""
         order = self.start_idx.argsort(stable=True)
-        lengths = self.lengths[order]
-        ends = lengths.cumsum(0)
-        packed = pack_segments(self.raw.bytes, self.start_idx[order], lengths)
-        self.start_idx[order] = ends - lengths
-        self.data_end = packed.numel()
+        starts, lengths = self.start_idx[order], self.lengths[order]
+        new_starts = lengths.cumsum(0) - lengths
+        self.data_end = self.live_bytes
+        kept = (starts - new_starts).repeat_interleave(lengths) + th.arange(self.data_end)
+        packed = self.raw.bytes[kept.to(self.raw.device)]
+        self.start_idx[order] = new_starts
         self.raw = RawBuffer(max(size or 0, self.data_end), self.raw.device)
         self.raw.bytes[: self.data_end] = packed
 
@@ -168,7 +172,7 @@ class SlotMetadata(NamedTuple):
 
 
 class TensorCompressionMethod(CompressionMethod):
-    """:class:`~sb3_extra_buffers.compressed.compatibility.CompressionMethod` for tensors: the same bytes.
+    """:class:`~sb3_extra_buffers.compressed.compression_methods.CompressionMethod` for tensors: the same bytes.
 
     Arguments are the same, with dtypes of torch or of NumPy. Results are on the device of the tensor that was given.
     """
@@ -176,12 +180,14 @@ class TensorCompressionMethod(CompressionMethod):
     def compress(self, arr: th.Tensor | npt.NDArray[Any], *dtypes: Any, **options: Any) -> th.Tensor:  # type: ignore[override]
         options = {name: as_numpy_dtypes(value) for name, value in options.items()}
         data = super().compress(on_host(arr), *map(as_numpy_dtypes, dtypes), **options)
-        return upload(np.frombuffer(data, dtype=np.uint8), arr.device if isinstance(arr, th.Tensor) else CPU)
+        return th.tensor(
+            np.frombuffer(data, dtype=np.uint8), device=arr.device if isinstance(arr, th.Tensor) else "cpu"
+        )
 
     def decompress(self, data: th.Tensor, *dtypes: Any, **options: Any) -> th.Tensor:  # type: ignore[override]
         options = {name: as_numpy_dtypes(value) for name, value in options.items()}
         array = super().decompress(on_host(data).tobytes(), *map(as_numpy_dtypes, dtypes), **options)
-        return upload(array, data.device)
+        return th.tensor(array, device=data.device)
 
 
 COMPRESSION_METHOD_MAP = {name: TensorCompressionMethod(name) for name in ("none", "rle", "zstd")}

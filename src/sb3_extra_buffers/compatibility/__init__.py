@@ -1,12 +1,18 @@
-"""Names and modules of version 0.5 that have moved. They work, with a ``DeprecationWarning`` that names the new one.
+"""What only programs written for version 0.5 need. Nothing else in the library uses it.
 
-``NAMES`` lists the names that modules have lost, ``MODULES`` the modules that are gone. Each package calls
-:func:`serve_old_names` when it has been imported.
+* Names and modules that have moved. They work, with a ``DeprecationWarning`` that says what to use instead. ``NAMES``
+  has the names that modules have lost, ``MODULES`` the modules that are gone. Each package calls
+  :func:`serve_old_names` when it has been imported.
+* :class:`OldAttributes`, which buffers had.
+* :mod:`.device`: memory, methods and estimates of ``gpu_buffers``.
+
+Importing this module imports neither torch nor SB3, because the package itself imports it.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import warnings
 from collections.abc import Callable
@@ -77,7 +83,7 @@ def old_name(module: str, name: str, stacklevel: int = 2) -> Any:
     moved = (NAMES | MODULES).get(module, {}).get(name)
     if moved is None:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
-    warnings.warn(f"{module}.{name} is deprecated: use {moved.new}.", DeprecationWarning, stacklevel)
+    _warn(f"{module}.{name}", moved.new, stacklevel + 1)
     if moved.make is not None:
         return moved.make()
     home, _, attribute = moved.new.rpartition(".")
@@ -95,3 +101,56 @@ def serve_old_names(package: str) -> None:
             setattr(sys.modules[package], child, sys.modules[name])
         if name in sys.modules:  # packages inside this one call this function themselves
             vars(sys.modules[name]).setdefault("__getattr__", functools.partial(old_name, name))
+
+
+class OldAttributes:
+    """Attributes that buffers of version 0.5 had."""
+
+    observation_space: Any
+    observations: Any
+    next_observations: Any
+
+    @property
+    def dtypes(self) -> dict[str, Any]:
+        """``elem_type`` and ``runs_type``; of each key in a Dict space."""
+        from sb3_extra_buffers.compressed import find_buffer_dtypes
+
+        return self._for_space("dtypes", "find_buffer_dtypes()", lambda shape, dtype: find_buffer_dtypes(shape, dtype))
+
+    @property
+    def flatten_config(self) -> dict[str, Any]:
+        """The number of elements of an observation, and their dtype."""
+        return self._for_space(
+            "flatten_config",
+            "buffer.observation_space",
+            lambda shape, dtype: {"shape": math.prod(shape), "dtype": dtype},
+        )
+
+    def reconstruct_obs(self, idx: int, env_idx: int | None = None) -> Any:
+        """One observation, decoded. A rollout that SB3 has flattened has no ``env_idx``."""
+        _warn("reconstruct_obs()", "buffer.observations[idx, env_idx]")
+        return _item(self.observations, idx if env_idx is None else (idx, env_idx))
+
+    def reconstruct_nextobs(self, idx: int, env_idx: int) -> Any:
+        _warn("reconstruct_nextobs()", "buffer.next_observations[idx, env_idx]")
+        return _item(self.next_observations, (idx, env_idx))
+
+    def _for_space(self, name: str, new: str, function: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+        from gymnasium import spaces
+        from stable_baselines3.common.preprocessing import get_obs_shape
+
+        _warn(name, new, stacklevel=4)
+        space = self.observation_space
+        if isinstance(space, spaces.Dict):
+            return {key: function(get_obs_shape(part), part.dtype) for key, part in space.spaces.items()}
+        return function(get_obs_shape(space), space.dtype)
+
+
+def _item(observations: Any, key: Any) -> Any:
+    if isinstance(observations, dict):
+        return {name: array[key] for name, array in observations.items()}
+    return observations[key]
+
+
+def _warn(old: str, new: str, stacklevel: int = 3) -> None:
+    warnings.warn(f"{old} is deprecated: use {new}.", DeprecationWarning, stacklevel)
