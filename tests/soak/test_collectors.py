@@ -68,6 +68,6 @@ def test_a_segment_that_is_dropped_is_found(tmp_path: Path, monkeypatch: pytest.
 def test_a_gap_without_a_boundary_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sb3_extra_buffers.compressed import CompressedReplayBuffer
 
-    monkeypatch.setattr(CompressedReplayBuffer, "_end_lanes", lambda self: None)
+    monkeypatch.setattr(CompressedReplayBuffer, "_end_episodes", lambda self: None)
     with pytest.raises(AssertionError, match="without a boundary"):
         losses_of("killed", tmp_path, monkeypatch)

@@ -13,7 +13,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_extra_buffers.compressed import CompressedHerReplayBuffer, CompressedReplayBuffer
+from sb3_extra_buffers.compressed import CompressedHerReplayBuffer, CompressedNStepReplayBuffer, CompressedReplayBuffer
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.training_utils.checkpoints import CheckpointBufferCallback
 from tests.transitions import assert_same
@@ -119,6 +119,18 @@ def test_her(tmp_path: Path) -> None:
     resumed = CheckpointBufferCallback.resume(DQN, tmp_path, env=env)
     resumed.learn(32, reset_num_timesteps=False)
     assert resumed.replay_buffer.size() == 88
+
+
+def test_n_step_returns_do_not_go_on_into_the_resumed_run(tmp_path: Path) -> None:
+    options = {"n_steps": 3, "gamma": 1.0}
+    model = dqn(replay_buffer_class=CompressedNStepReplayBuffer, replay_buffer_kwargs=options, learning_starts=1000)
+    model.learn(60, callback=CheckpointBufferCallback(50, tmp_path))
+    assert not model.replay_buffer.dones[59].any()
+    resumed = CheckpointBufferCallback.resume(DQN, tmp_path, env=model.get_env())
+    resumed.learn(20, reset_num_timesteps=False)
+    batch = resumed.replay_buffer._get_samples(np.array([59, 60]))
+    assert batch.rewards.reshape(-1).tolist() == [1.0, 3.0]
+    assert batch.dones.reshape(-1).tolist() == [0.0, 0.0]
 
 
 def test_on_policy_algorithms_have_no_buffer_to_keep(tmp_path: Path) -> None:

@@ -16,7 +16,12 @@ from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 from stable_baselines3.her import HerReplayBuffer
 
-from sb3_extra_buffers.compressed import CompressedDictReplayBuffer, CompressedReplayBuffer
+from sb3_extra_buffers.compressed import (
+    CompressedDictReplayBuffer,
+    CompressedHerReplayBuffer,
+    CompressedNStepReplayBuffer,
+    CompressedReplayBuffer,
+)
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.recording import DummyRecordBuffer, FramelessRecordBuffer, RecordBuffer
 from sb3_extra_buffers.training_utils import atari
@@ -211,9 +216,10 @@ def test_a_warm_buffer_trains_dqn() -> None:
     assert not before.equal(model.policy.state_dict()["q_net.q_net.0.weight"])
 
 
-def test_n_step_returns_stop_where_warming_up_stopped() -> None:
+@pytest.mark.parametrize("buffer_class", [NStepReplayBuffer, CompressedNStepReplayBuffer])
+def test_n_step_returns_stop_where_warming_up_stopped(buffer_class: Any) -> None:
     env = made(VECTORS, n_envs=1)
-    buffer = buffer_for(env, 100, NStepReplayBuffer, n_steps=3, gamma=1.0)
+    buffer = buffer_for(env, 100, buffer_class, n_steps=3, gamma=1.0)
     quietly_warm_up(buffer, env, mean_ep_len=1_000)
     stopped = buffer.pos - 1
     step = (np.zeros((1, 3), np.float32), np.ones((1, 3), np.float32), np.zeros((1, 1)), np.array([1e6]))
@@ -222,9 +228,10 @@ def test_n_step_returns_stop_where_warming_up_stopped() -> None:
     assert reward == buffer.rewards[stopped, 0]
 
 
-def test_her_does_not_join_episodes_across_warming_up() -> None:
+@pytest.mark.parametrize("buffer_class", [HerReplayBuffer, CompressedHerReplayBuffer])
+def test_her_does_not_join_episodes_across_warming_up(buffer_class: Any) -> None:
     env = DummyVecEnv([lambda: BitFlippingEnv(n_bits=4, max_steps=15)])
-    buffer = HerReplayBuffer(40, env.observation_space, env.action_space, env, device="cpu")
+    buffer = buffer_class(40, env.observation_space, env.action_space, env, device="cpu")
     quietly_warm_up(buffer, env)
     assert (buffer._current_ep_start == buffer.pos).all()
     assert buffer.sample(8).observations["observation"].shape == (8, 4)

@@ -167,7 +167,7 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _HerBase):
             for env_index in np.flatnonzero(dones).tolist():
                 self._compute_episode_length(env_index)
 
-    def _end_lanes(self) -> None:
+    def _end_episodes(self) -> None:
         if self.size():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

@@ -187,7 +187,7 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions, BufferWithFlags,
                 rows = {name: row for name, row in rows.items() if name not in ("dones", "timeouts")}
         super()._place_rows(slots, rows)
 
-    def _end_lanes(self) -> None:
+    def _end_episodes(self) -> None:
         if self.size():
             # As at a time limit: the next observation is bootstrapped from, and n-step returns end here.
             newest = np.array([self.pos - 1])

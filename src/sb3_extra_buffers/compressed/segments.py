@@ -253,7 +253,7 @@ class SegmentBuffer(SaveableBuffer):
         # Nothing has changed so far. From here on nothing fails.
         with uninterrupted():
             if not continues:
-                self._end_lanes()
+                self._end_episodes()
             if n_steps:
                 for key, found in observations.items():
                     segments.place(self._stores[key], segments.as_columns(found, self._n_columns, shares), self.pos)
@@ -295,7 +295,7 @@ class SegmentBuffer(SaveableBuffer):
     def _check_room(self, n_steps: int, continues: bool) -> None:
         """Raise an error if so many steps cannot be appended."""
 
-    def _end_lanes(self) -> None:
+    def _end_episodes(self) -> None:
         """Mark the newest transitions as the ends of their episodes, because what follows does not continue them."""
 
     # Whether a segment is for this buffer

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-from stable_baselines3.common.buffers import NStepReplayBuffer
 from stable_baselines3.common.vec_env import VecEnv
-from stable_baselines3.her import HerReplayBuffer
 from tqdm import tqdm
 
 from sb3_extra_buffers.compatibility import serve_old_names
 from sb3_extra_buffers.errors import ConfigurationError
-from sb3_extra_buffers.training_utils.collection import AnyBuffer, Collector
+from sb3_extra_buffers.training_utils.collection import AnyBuffer, Collector, end_episodes
 from sb3_extra_buffers.training_utils.eval_model import Evaluation
 
 serve_old_names(__name__)
@@ -69,16 +65,5 @@ def warm_up(
             bar.set_postfix(episodes=len(returns), refresh=False)
             bar.update(n_envs)
     for writer in collector.writers:
-        _end_trajectories(writer.buffer)
+        end_episodes(writer.buffer)
     return Evaluation(returns, collector.add_seconds)
-
-
-def _end_trajectories(buffer: Any) -> None:
-    """Mark the running episodes as truncated: training starts new ones, which n-step returns and HER must not join."""
-    if isinstance(buffer, HerReplayBuffer):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns that it truncates, which is what we want
-            buffer.truncate_last_trajectory()
-    elif isinstance(buffer, NStepReplayBuffer):
-        newest = buffer.pos - 1
-        buffer.timeouts[newest] = np.logical_or(buffer.timeouts[newest], np.logical_not(buffer.dones[newest]))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import warnings
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,12 +19,12 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecNormalize
-from stable_baselines3.her import HerReplayBuffer
 
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError, FileFormatError
 from sb3_extra_buffers.persistence import disk
 from sb3_extra_buffers.persistence.container import Container
+from sb3_extra_buffers.training_utils.collection import end_episodes
 
 Algorithm = TypeVar("Algorithm", bound=BaseAlgorithm)
 
@@ -109,10 +108,7 @@ class CheckpointBufferCallback(BaseCallback):
             normalization.obs_rms, normalization.ret_rms = saved.obs_rms, saved.ret_rms
         if (folder / _BUFFER).exists():
             buffer: Any = BaseCompressedBuffer.load(folder / _BUFFER, model.device, mmap, model.get_env())
-            if isinstance(buffer, HerReplayBuffer):
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # environments start new episodes, so the stored ones end here
-                    buffer.truncate_last_trajectory()
+            end_episodes(buffer)  # environments start new ones
             model.replay_buffer = buffer  # type: ignore[attr-defined]  # of off-policy algorithms
         return model
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -10,10 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
-from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor, is_vecenv_wrapped, unwrap_vec_normalize
+from stable_baselines3.her import HerReplayBuffer
 
+from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
 from sb3_extra_buffers.compressed.rows import map_parts, parts_at
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.recording.record_buffer import BaseRecordBuffer, RecordBuffer
@@ -169,3 +172,21 @@ def _writer_for(buffer: AnyBuffer, collector: Collector) -> ReplayWriter | Recor
         f"A {type(buffer).__name__} cannot be filled: pass a replay buffer or a record buffer. On-policy algorithms "
         "fill their rollout buffers themselves."
     )
+
+
+def end_episodes(buffer: Any) -> None:
+    """Mark the running episodes as truncated, because the next transitions belong to other episodes.
+
+    Without this, n-step returns and HER would join them.
+    """
+    if not isinstance(buffer, NStepReplayBuffer | HerReplayBuffer):
+        return
+    if isinstance(buffer, BaseCompressedBuffer):
+        buffer._end_episodes()
+    elif isinstance(buffer, HerReplayBuffer):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it warns that it truncates, which is what we want
+            buffer.truncate_last_trajectory()
+    else:
+        newest = buffer.pos - 1
+        buffer.timeouts[newest] = np.logical_or(buffer.timeouts[newest], np.logical_not(buffer.dones[newest]))
