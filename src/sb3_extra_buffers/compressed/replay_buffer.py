@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -17,20 +16,17 @@ from typing_extensions import Unpack
 
 from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.compressed.arguments import StorageOptions
-from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
 from sb3_extra_buffers.compressed.conversion import Conversions
-from sb3_extra_buffers.compressed.flags import BufferWithFlags, flags_of, unpacked
+from sb3_extra_buffers.compressed.flags import BufferWithFlags
 from sb3_extra_buffers.compressed.rows import SINGLE, row_of
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
-from sb3_extra_buffers.state import SavedState
 from sb3_extra_buffers.storage.base_store import BaseStore
-from sb3_extra_buffers.storage.usage import MemoryUsage
 
 _FLOAT, _BOOL = np.dtype(np.float32), np.dtype(np.bool_)
 """The usual dtypes of rewards and dones, which can be stored without a conversion."""
 
 
-class CompressedReplayBuffer(BaseCompressedBuffer, Conversions, BufferWithFlags, ReplayBuffer):
+class CompressedReplayBuffer(BufferWithFlags, Conversions, ReplayBuffer):
     """SB3's ``ReplayBuffer`` with compressed observations: same arguments, same batches under the same seed.
 
     Equal observations share their memory, so ``optimize_memory_usage`` saves next to nothing. It is accepted because it
@@ -69,35 +65,20 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions, BufferWithFlags,
     def _create_state(self) -> None:
         super()._create_state()
         self._row_shape, self._action_shape = (self.n_envs,), (self.n_envs, self.action_dim)
-        if self._folder is None:
-            self._create_flags()
         self.optimize_memory_usage = self._n_columns == 1  # not passed to SB3's constructor
         self.observations = self._column(0)
         self.next_observations = self._column(0, shift=1) if self.optimize_memory_usage else self._column(1)
 
     _saved_fields: ClassVar[tuple[str, ...]] = ("actions", "rewards", "dones", "timeouts")
     _segment_fields = _saved_fields  # not those that derived classes add
-    _rebuilt: ClassVar[tuple[str, ...]] = ("next_observations", "_flags")
+    _rebuilt: ClassVar[tuple[str, ...]] = ("next_observations",)
 
     def _arguments(self) -> dict[str, Any]:
         return {**super()._arguments(), "buffer_size": self.buffer_size * self.n_envs}
 
-    def _restore(self, state: SavedState) -> None:
-        super()._restore(state)
-        if self._folder is None:
-            self._pack_flags()
-
     def _restore_pickle_of_dev0(self, attributes: dict[str, Any]) -> None:
         super()._restore_pickle_of_dev0(attributes)
         self._row_shape, self._action_shape = (self.n_envs,), (self.n_envs, self.action_dim)
-
-    def memory_usage(self) -> MemoryUsage:
-        usage = super().memory_usage()
-        if self._flags is None:
-            return usage
-        # SB3 has 8 bytes where this has one.
-        saved = 7 * round(self.size() / self.buffer_size * self._flags.nbytes)
-        return replace(usage, raw_equivalent=usage.raw_equivalent + saved)
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]]) -> None:
         # SB3's own method would copy every observation twice before it reaches the store. This one first checks all
@@ -156,36 +137,12 @@ class CompressedReplayBuffer(BaseCompressedBuffer, Conversions, BufferWithFlags,
             return None
         return row_of(self.rewards, timeouts)
 
-    def _flags_or_arrays(self, done: npt.NDArray[Any], timeouts: npt.NDArray[Any] | None) -> Any:
-        """Dones and timeouts as flags, or both arrays if they cannot be packed."""
-        if self._flags is not None:
-            if timeouts is None and done.dtype is _BOOL:
-                return done
-            flags = flags_of(done, 0.0 if timeouts is None else timeouts)
-            if flags is not None:
-                return flags
-            self._unpack_flags()
-        return done, 0.0 if timeouts is None else timeouts
-
     def reset(self) -> None:
         with self._lock.held:
             super().reset()
             self._exported = None
             if self._received is not None:
                 self._received.pos = 0
-
-    def _field_rows(self, name: str, slots: Indices | None = None) -> npt.NDArray[Any]:
-        if self._flags is None or name not in ("dones", "timeouts"):
-            return super()._field_rows(name, slots)
-        return unpacked(self._flags if slots is None else self._flags[slots], name)
-
-    def _place_rows(self, slots: Indices, rows: Mapping[str, npt.NDArray[Any]]) -> None:
-        if self._flags is not None:
-            flags = flags_of(rows["dones"], rows["timeouts"])
-            if flags is not None:
-                self._flags[slots] = flags
-                rows = {name: row for name, row in rows.items() if name not in ("dones", "timeouts")}
-        super()._place_rows(slots, rows)
 
     def _end_episodes(self) -> None:
         if self.size():
