@@ -114,21 +114,11 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
 
     def memory_usage(self) -> MemoryUsage:
         """The memory that the current contents take, by kind."""
-        stores = {keys[0]: columns.store for keys, columns in self._compressed}
+        stores = {".".join(keys[0]): columns.store for keys, columns in self._compressed}
         filled = len(self) / self.max_size
         dense = sum(leaf.nbytes for leaf in self._leaves() if not isinstance(leaf, ObservationTensor))
-        return MemoryUsage(
-            method=", ".join(
-                f"{'.'.join(key)}: {store.label}" if key else store.label for key, store in stores.items()
-            ),
-            transitions=len(self),
-            payload=sum(store.payload_bytes for store in stores.values()),
-            references=sum(store.reference_bytes for store in stores.values()),
-            index=sum(store.index_bytes(filled) for store in stores.values()),
-            fields=round(filled * dense),
-            raw_equivalent=round(filled * sum(leaf.nbytes for leaf in self._leaves())),
-            choice="; ".join(store.choice for store in stores.values() if store.choice),
-        )
+        raw = sum(leaf.nbytes for leaf in self._leaves())
+        return MemoryUsage.of_stores(stores, filled, len(self), round(filled * dense), round(filled * raw))
 
     def check(self) -> None:
         """Check all invariants, as ``CompressedReplayBuffer.check()`` does."""

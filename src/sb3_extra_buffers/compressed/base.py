@@ -145,24 +145,13 @@ class BaseCompressedBuffer(OldAttributes, SegmentBuffer):
 
     def memory_usage(self) -> MemoryUsage:
         """The memory that the current contents take, by kind."""
-        stores = self._stores.values()
-        filled = self.size() / self.buffer_size
+        filled, transitions = self.size() / self.buffer_size, self.size() * self.n_envs
         attributes = list(vars(self).values())  # a copy: another thread may add attributes meanwhile
-        fields = sum(array.nbytes for array in attributes if isinstance(array, np.ndarray))
-        raw = sum(math.prod(store.shape) * store.dtype.itemsize for store in stores) * self._n_columns
-        transitions = self.size() * self.n_envs
-        return MemoryUsage(
-            method=", ".join(f"{key}: {store.label}" if key else store.label for key, store in self._stores.items()),
-            transitions=transitions,
-            payload=sum(store.payload_bytes for store in stores),
-            references=sum(store.reference_bytes for store in stores),
-            index=sum(store.index_bytes(filled) for store in stores),
-            fields=round(filled * fields),
-            choice="; ".join(
-                f"{key}: {store.choice}" if key else store.choice for key, store in self._stores.items() if store.choice
-            ),
-            raw_equivalent=round(filled * fields) + transitions * raw,
-        )
+        fields = round(filled * sum(array.nbytes for array in attributes if isinstance(array, np.ndarray)))
+        stores = self._stores.values()
+        observation = sum(math.prod(store.shape) * store.dtype.itemsize for store in stores)
+        raw = fields + transitions * observation * self._n_columns
+        return MemoryUsage.of_stores(self._stores, filled, transitions, fields, raw)
 
     def check(self) -> None:
         """Check all invariants of the buffer.

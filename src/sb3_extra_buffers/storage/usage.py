@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,24 @@ class MemoryUsage:
     """The same data in SB3's buffer."""
     choice: str = ""
     """What ``auto`` measured, and why it has chosen the method."""
+
+    @classmethod
+    def of_stores(
+        cls, stores: Mapping[str, Any], filled: float, transitions: int, fields: int, raw_equivalent: int
+    ) -> MemoryUsage:
+        """The usage of a buffer with these stores of observations, ``filled`` from 0 to 1."""
+        return cls(
+            method=", ".join(f"{key}: {store.label}" if key else store.label for key, store in stores.items()),
+            transitions=transitions,
+            payload=sum(store.payload_bytes for store in stores.values()),
+            references=sum(store.reference_bytes for store in stores.values()),
+            index=sum(store.index_bytes(filled) for store in stores.values()),
+            fields=fields,
+            raw_equivalent=raw_equivalent,
+            choice="; ".join(
+                f"{key}: {store.choice}" if key else store.choice for key, store in stores.items() if store.choice
+            ),
+        )
 
     @classmethod
     def of_parts(cls, parts: Sequence[MemoryUsage]) -> MemoryUsage:
