@@ -16,7 +16,6 @@ from sb3_extra_buffers.compressed import (
     CompressedDictRolloutBuffer,
     CompressedReplayBuffer,
     CompressedRolloutBuffer,
-    init_jit,
 )
 from sb3_extra_buffers.errors import (
     ConfigurationError,
@@ -99,12 +98,6 @@ def test_arguments_that_cannot_work(
         assert word in str(raised.value)
 
 
-@BOTH
-def test_a_misspelt_argument(buffer_class: type) -> None:
-    with pytest.raises(TypeError, match="compresion_method"):
-        buffer_class(10, IMAGES, ACTIONS, compresion_method="rle")
-
-
 def test_memory_optimisation_together_with_timeouts() -> None:
     with pytest.raises(ConfigurationError, match="optimize_memory_usage"):
         CompressedReplayBuffer(10, IMAGES, ACTIONS, optimize_memory_usage=True)
@@ -136,12 +129,6 @@ def test_a_missing_package(method: str, package: str, extra: str, monkeypatch: p
     assert isinstance(raised.value, ImportError)
     assert f'pip install "sb3-extra-buffers[{extra}]"' in str(raised.value)
     assert package in str(raised.value)
-
-
-def test_compiling_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sb3_extra_buffers.compressed.dtypes.has_numba", lambda: False)
-    with pytest.raises(MissingPackageError, match=r"sb3-extra-buffers\[numba\]"):
-        init_jit()
 
 
 def test_auto_does_without_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,17 +223,6 @@ class TestObservationsThatDoNotFit:
             np.random.seed(0)
             batches.append(buffer.sample(100))
         assert_same(*batches)
-
-
-def test_an_action_that_does_not_fit_leaves_the_buffer_as_it_was() -> None:
-    buffers = [CompressedReplayBuffer(20, IMAGES, ACTIONS, "cpu", n_envs=2) for _ in range(2)]
-    transitions = play(IMAGES, 2)
-    for transition in itertools.islice(transitions, 25):
-        for buffer in buffers:
-            buffer.add(*transition)
-    with pytest.raises(ValueError, match="reshape"):
-        buffers[0].add(*next(play(IMAGES, 2, seed=1))._replace(action=np.zeros(3)))
-    TestObservationsThatDoNotFit.check_same(*buffers)
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.float64, np.int16, np.bool_])

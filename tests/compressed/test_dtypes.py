@@ -9,7 +9,6 @@ import pytest
 
 from sb3_extra_buffers.codecs.availability import has_numba
 from sb3_extra_buffers.compressed import dtypes, find_buffer_dtypes, find_smallest_dtype, init_jit
-from sb3_extra_buffers.compressed.compression_methods import compression_methods_numba
 from sb3_extra_buffers.errors import MissingPackageError, UnknownMethodError
 
 
@@ -85,7 +84,3 @@ def test_init_jit_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         init_jit()
     with pytest.raises(MissingPackageError, match=r"sb3-extra-buffers\[numba\]"):
         find_buffer_dtypes((84, 84), compression_method="rle-jit")
-
-
-def test_old_import_path() -> None:
-    assert compression_methods_numba.init_jit is init_jit

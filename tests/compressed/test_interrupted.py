@@ -6,7 +6,6 @@ import itertools
 import signal
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import pytest
 from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 
-from sb3_extra_buffers.compressed import CompressedDictReplayBuffer, CompressedReplayBuffer, CompressedRolloutBuffer
+from sb3_extra_buffers.compressed import CompressedReplayBuffer, CompressedRolloutBuffer
 from sb3_extra_buffers.storage.arena import Arena
 from tests.methods import installed
 from tests.transitions import assert_same, play
@@ -156,66 +155,6 @@ def test_memory_that_runs_out_changes_nothing(method: str, monkeypatch: pytest.M
         plain.add(*step)
     assert_equal(plain, ours)
     assert failed
-
-
-class TestRewardsAsSb3TakesThem:
-    def add(self, buffers: Iterator[ReplayBuffer] | list[ReplayBuffer], n_envs: int, **changed: Any) -> None:
-        image = np.full((n_envs, *IMAGES.shape), 7, np.uint8)
-        step: dict[str, Any] = {
-            "obs": image, "next_obs": image + 1, "action": np.zeros((n_envs, 1)), "reward": np.ones(n_envs),
-            "done": np.zeros(n_envs), "infos": [{}] * n_envs, **changed,
-        }  # fmt: skip
-        for buffer in buffers:
-            buffer.add(**step)
-
-    @pytest.mark.parametrize(
-        "changed",
-        [
-            {"reward": [np.array([1.5])]},
-            {"done": [np.array([True])]},
-            {"infos": [{"TimeLimit.truncated": np.array([True])}], "done": [True]},
-            {"reward": 2.5, "done": False},
-            {"obs": np.full(IMAGES.shape, 9, np.uint8), "next_obs": np.full(IMAGES.shape, 8, np.uint8)},
-            {"reward": np.float64(3.0), "action": np.array([2])},
-        ],
-    )
-    def test_of_one_environment(self, changed: dict[str, Any]) -> None:
-        arguments = (20, IMAGES, ACTIONS, "cpu", 1)
-        buffers = [ReplayBuffer(*arguments), CompressedReplayBuffer(*arguments)]
-        self.add(buffers, 1, **changed)
-        assert_equal(*buffers)  # type: ignore[arg-type]
-
-    @pytest.mark.parametrize(
-        "changed",
-        [
-            {"reward": np.ones(3)},
-            {"reward": "much"},
-            {"done": np.zeros((2, 2))},
-            {"infos": [{"TimeLimit.truncated": "yes"}, {}]},
-            {"infos": None},
-            {"action": np.zeros(5)},
-        ],
-    )
-    def test_what_does_not_fit_is_refused_before_anything_is_stored(self, changed: dict[str, Any]) -> None:
-        arguments = (20, IMAGES, ACTIONS, "cpu", 2)
-        buffers = [ReplayBuffer(*arguments), CompressedReplayBuffer(*arguments)]
-        for _ in range(15):
-            self.add(buffers, 2)
-        with pytest.raises((ValueError, TypeError)):
-            self.add(buffers[1:], 2, **changed)
-        assert_equal(*buffers)  # type: ignore[arg-type]
-
-    def test_in_a_dict_buffer_a_bad_key_leaves_the_others_alone(self) -> None:
-        space = spaces.Dict({"a": IMAGES, "b": spaces.Box(-1, 1, (3,), np.float32)})
-        buffer = CompressedDictReplayBuffer(20, space, ACTIONS, "cpu")
-        good = {"a": np.zeros((1, *IMAGES.shape), np.uint8), "b": np.zeros((1, 3), np.float32)}
-        for _ in range(5):
-            self.add([buffer], 1, obs=good, next_obs=good)
-        for bad in (good | {"b": np.zeros((1, 4), np.float32)}, {"a": good["a"]}):
-            with pytest.raises((ValueError, KeyError)):
-                self.add([buffer], 1, obs=good, next_obs=bad)
-            buffer.check()
-            assert buffer.pos == 5
 
 
 def test_an_interrupted_reset_leaves_a_valid_rollout_buffer() -> None:

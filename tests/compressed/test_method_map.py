@@ -106,8 +106,3 @@ def test_flags_agree_with_functions() -> None:
     for package in ("numba", "igzip", "zstd", "lz4"):
         flag = getattr(compression_methods, f"HAS_{package.upper()}")
         assert flag is getattr(compression_methods, f"has_{package}")()
-
-
-def test_exported_names_exist() -> None:
-    for name in ("COMPRESSION_METHOD_MAP", "CompressionMethod"):
-        assert hasattr(compression_methods, name)

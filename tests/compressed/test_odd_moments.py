@@ -1,4 +1,4 @@
-"""What happens rarely: an interrupted decision, spaces without elements or axes, an interrupted reset."""
+"""What happens rarely: an interrupted choice of the codec, spaces without elements or axes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch as th
 from gymnasium import spaces
 
-from sb3_extra_buffers.compressed import CompressedDictReplayBuffer, CompressedReplayBuffer, CompressedRolloutBuffer
+from sb3_extra_buffers.compressed import CompressedDictReplayBuffer, CompressedReplayBuffer
 from sb3_extra_buffers.storage import observation_store
-from sb3_extra_buffers.storage.observation_store import ObservationStore
 from tests.transitions import play
 
 IMAGES = spaces.Box(0, 255, (1, 36, 36), np.uint8)
@@ -49,14 +47,3 @@ def test_a_key_without_elements_for_a_long_time() -> None:
         buffer.add(obs, obs, np.zeros((2, 1)), np.zeros(2), np.zeros(2), [{}, {}])
     assert buffer.observations["number"][300].tolist() == [300, 302]
     assert buffer.sample(5).observations["empty"].shape == (5, 0)
-
-
-def test_a_rollout_after_an_interrupted_reset(monkeypatch: pytest.MonkeyPatch) -> None:
-    buffer = CompressedRolloutBuffer(8, IMAGES, ACTIONS, "cpu", n_envs=2)
-    with monkeypatch.context() as patch:
-        patch.setattr(ObservationStore, "clear", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            buffer.reset()
-    for step in itertools.islice(play(IMAGES, 2, action_space=ACTIONS), 8):
-        buffer.add(step.obs, step.action, step.reward, step.done, th.zeros(2), th.zeros(2))
-    assert next(iter(buffer.get(4))).observations.shape == (4, *IMAGES.shape)

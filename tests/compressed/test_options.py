@@ -18,7 +18,6 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_extra_buffers.compressed import (
-    BaseCompressedBuffer,
     CompressedDictReplayBuffer,
     CompressedReplayBuffer,
     CompressedRolloutBuffer,
@@ -271,11 +270,6 @@ class TestThroughSB3:
             loaded.learn(40, reset_num_timesteps=False)
             policies.append(loaded.policy.state_dict())
         assert all(th.equal(policies[0][name], policies[1][name]) for name in policies[0])
-
-
-def test_every_buffer_is_marked_as_one() -> None:
-    for buffer in (filled(n=0), CompressedRolloutBuffer(5, IMAGES, ACTIONS)):
-        assert isinstance(buffer, BaseCompressedBuffer)
 
 
 def test_a_reset_replay_buffer_starts_anew() -> None:

@@ -9,18 +9,30 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
-from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.buffers import DictRolloutBuffer, ReplayBuffer, RolloutBuffer
 
 from sb3_extra_buffers.compressed import (
     CompressedDictRolloutBuffer,
     CompressedMaskableRolloutBuffer,
     CompressedPrioritizedReplayBuffer,
+    CompressedReplayBuffer,
     CompressedRolloutBuffer,
 )
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
 from sb3_extra_buffers.gpu_buffers import GpuDictRolloutBuffer, GpuRolloutBuffer
 from sb3_extra_buffers.persistence.files import describe
-from tests.persistence.buffers import ACTIONS, ALL_CLASSES, N_ENVS, SLOTS, STATE_SHAPE, add, draw, make, steps_for
+from tests.persistence.buffers import (
+    ACTIONS,
+    ALL_CLASSES,
+    IMAGES,
+    N_ENVS,
+    SLOTS,
+    STATE_SHAPE,
+    add,
+    draw,
+    make,
+    steps_for,
+)
 from tests.transitions import assert_same
 
 WRONG: dict[str, Any] = {
@@ -151,7 +163,7 @@ FORMS = {
 @pytest.mark.parametrize(
     "space", [spaces.Box(0, 255, (1, 4, 5), np.uint8), spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(4)]
 )
-def test_everything_that_sb3_takes(form: str, ours: type, theirs: type, space: spaces.Space) -> None:
+def test_every_step_of_a_rollout_that_sb3_takes(form: str, ours: type, theirs: type, space: spaces.Space) -> None:
     is_dict = issubclass(theirs, DictRolloutBuffer)
     buffers = [
         cls(40, spaces.Dict({"key": space}) if is_dict else space, ACTIONS, "cpu", n_envs=1) for cls in (ours, theirs)
@@ -175,6 +187,28 @@ def test_everything_that_sb3_takes(form: str, ours: type, theirs: type, space: s
         for buffer in buffers:
             buffer.add(**arguments)
     assert_same(draw(buffers[0], 3), draw(buffers[1], 3))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"reward": [np.array([1.5])]},
+        {"done": [np.array([True])]},
+        {"infos": [{"TimeLimit.truncated": np.array([True])}], "done": [True]},
+        {"reward": 2.5, "done": False},
+        {"obs": np.full(IMAGES.shape, 9, np.uint8), "next_obs": np.full(IMAGES.shape, 8, np.uint8)},
+        {"reward": np.float64(3.0), "action": np.array([2])},
+    ],
+)
+def test_every_transition_that_sb3_takes(form: dict[str, Any]) -> None:
+    image = np.full((1, *IMAGES.shape), 7, np.uint8)
+    values = (image, image + 1, np.zeros((1, 1)), np.ones(1), np.zeros(1), [{}])
+    buffers = [cls(20, IMAGES, ACTIONS, "cpu", 1) for cls in (CompressedReplayBuffer, ReplayBuffer)]
+    for buffer in buffers:
+        buffer.add(**{**dict(zip(OF_TRANSITIONS, values, strict=True)), **form})
+    assert_same(draw(buffers[0], 3), draw(buffers[1], 3))
+    for name in ("dones", "timeouts"):
+        assert_same(getattr(buffers[0], name), getattr(buffers[1], name))
 
 
 def interrupt_at_the_end_of_a_step(buffer: BaseCompressedBuffer, patch: pytest.MonkeyPatch) -> None:
