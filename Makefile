@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 # Packages that work with ours. Each has an environment of its own, with the versions of its requirements file.
-NEIGHBOURS := rl_zoo3 sbx torchrl
+NEIGHBOURS := lerobot rl_zoo3 sbx torchrl
 # Tests that start Ray.
 CLUSTER_TESTS := tests/distributed/test_ray.py tests/cli/test_cluster_demo.py
 INSTALL := $(RUN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -69,12 +69,15 @@ clean: ## Remove what was built, the environment included; recordings stay
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV), which takes a few minutes the first time"
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) --editable ".[fast,atari,vizdoom,video,contrib,minari,plots,ray,docs,dev]"
+	$(INSTALL) --editable ".[fast,atari,vizdoom,video,contrib,minari,lerobot,plots,ray,docs,dev]"
 	@touch $@
+
+# LeRobot works with this torch, but does not say so. Its file lists everything that it needs.
+.venv-lerobot/.ready: NO_DEPS := --no-deps
 
 .PRECIOUS: .venv-%/.ready
 .venv-%/.ready: tests/neighbours/requirements-%.txt pyproject.toml
 	@echo "Setting up .venv-$*, which takes a few minutes the first time"
 	$(PYTHON) -m venv .venv-$*
-	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --requirement $< --editable .
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check $(NO_DEPS) --requirement $< --editable .
 	@touch $@

@@ -17,7 +17,7 @@ nox.options.sessions = ["test", "oldest", "package", "sdist"]
 PROJECT = nox.project.load_toml("pyproject.toml")["project"]
 PYTHONS = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if ":: 3." in line]
 EXTRAS = [name for name in PROJECT["optional-dependencies"] if name not in ("dev", "docs")]
-TESTED = "fast,atari,contrib,minari,video,plots,dev"
+TESTED = "fast,atari,contrib,minari,lerobot,video,plots,dev"
 PINNED = ("--constraint", str(Path("constraints.txt").resolve()))
 DIST = Path("dist")
 # Processes share the cores: torch's threads must not keep them busy while they wait.

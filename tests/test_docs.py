@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-NEIGHBOURS = {"rl-zoo.md", "sbx.md", "torchrl.md"}
+NEIGHBOURS = {"lerobot.md", "rl-zoo.md", "sbx.md", "torchrl.md"}
 """Pages about packages that are not installed here: tests/neighbours runs their code."""
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 

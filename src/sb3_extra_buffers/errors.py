@@ -91,10 +91,10 @@ class MismatchError(ExtraBuffersError, ValueError):
 class MissingPackageError(ExtraBuffersError, ImportError):
     """A method or class needs an optional package that is not installed."""
 
-    def __init__(self, what: str, package: str, extra: str) -> None:
+    def __init__(self, what: str, package: str, extra: str = "") -> None:
+        command = f'"sb3-extra-buffers[{extra}]"' if extra else package
         super().__init__(
-            f"{what} needs the package {package!r}, which is not installed. "
-            f'Install it with: pip install "sb3-extra-buffers[{extra}]"'
+            f"{what} needs the package {package!r}, which is not installed. Install it with: pip install {command}"
         )
         self.what = what
         self.package = package

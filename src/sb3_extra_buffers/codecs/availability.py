@@ -30,8 +30,8 @@ def has_lz4() -> bool:
     return is_installed("lz4")
 
 
-def require(module: str, what: str, extra: str) -> ModuleType:
-    """Import ``module`` for the sake of ``what``, or say which extra brings it."""
+def require(module: str, what: str, extra: str = "") -> ModuleType:
+    """Import ``module`` for the sake of ``what``, or say which extra, or else which package, to install."""
     package = module.partition(".")[0]
     try:
         return importlib.import_module(module)

@@ -1,9 +1,12 @@
-"""Replay buffers to and from SB3's buffers, Minari's datasets and plain arrays. None is decoded as a whole at once."""
+"""Replay buffers to and from SB3's buffers, datasets of Minari and LeRobot, and plain arrays.
+
+None is decoded as a whole at once.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +19,14 @@ from stable_baselines3.common.save_util import load_from_pkl
 from stable_baselines3.her import HerReplayBuffer
 
 from sb3_extra_buffers.codecs.availability import require
+from sb3_extra_buffers.compressed.lerobot import Episode, LeRobotFolder, write_dataset
 from sb3_extra_buffers.compressed.rows import map_parts, parts_at
 from sb3_extra_buffers.compressed.saving import SaveableBuffer
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.persistence.files import bar
 
 if TYPE_CHECKING:
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
     from minari import MinariDataset
     from typing_extensions import Self
 
@@ -118,11 +123,11 @@ class Conversions(SaveableBuffer, ReplayBuffer):
         :param dataset_id: In Minari's format: ``"game/name-v0"``.
         :param kwargs: Further arguments of ``minari.create_dataset_from_buffers``.
         """
+        minari = _minari()
         given = {"observation_space": self.observation_space, "action_space": self.action_space, "jpeg_encoding": False}
         # Its annotation asks for a list of episodes, but it takes one after the other.
-        dataset: MinariDataset = _minari().create_dataset_from_buffers(
-            dataset_id, _episodes(self), **{**given, **kwargs}
-        )
+        episodes = (minari.data_collector.EpisodeBuffer(**episode._asdict()) for episode in _episodes(self))
+        dataset: MinariDataset = minari.create_dataset_from_buffers(dataset_id, episodes, **{**given, **kwargs})
         return dataset
 
     @classmethod
@@ -144,23 +149,76 @@ class Conversions(SaveableBuffer, ReplayBuffer):
         """
         if isinstance(dataset, str):
             dataset = _minari().load_dataset(dataset)
-        size = buffer_size or int(dataset.total_steps)
-        buffer = cls(size, dataset.observation_space, dataset.action_space, device, **kwargs)
-        n_there = buffer.size()
-        if n_there and size < dataset.total_steps:
+        total = int(dataset.total_steps)
+        buffer = cls(buffer_size or total, dataset.observation_space, dataset.action_space, device, **kwargs)
+        buffer._import(_steps_of(dataset), total, kwargs.get("path"))
+        return buffer
+
+    def to_lerobot(self, repo_id: str, fps: int, task: str = "from_replay_buffer", **kwargs: Any) -> LeRobotDataset:
+        """Write a dataset of LeRobot, with one episode for each whole or partial episode in the buffer.
+
+        Episodes begin and end as with :meth:`to_minari`. LeRobot has no place for the observation after the last action
+        of an episode. RGB images are stored as PNG, without loss.
+
+        :param repo_id: The name of the dataset: ``"user/name"``. Nothing is uploaded.
+        :param fps: Steps per second.
+        :param task: What the agent did, in words.
+        :param kwargs: Further arguments of ``LeRobotDataset.create``, such as ``root``, the folder.
+        """
+        return write_dataset(
+            _episodes(self), self.observation_space, self.action_space, repo_id, task, fps=fps, **kwargs
+        )
+
+    @classmethod
+    def from_lerobot(
+        cls,
+        dataset: LeRobotDataset | str | Path,
+        device: th.device | str = "auto",
+        buffer_size: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        observation_space: spaces.Space[Any] | None = None,
+        action_space: spaces.Space[Any] | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """A buffer for one environment with the frames of a dataset of LeRobot, which must be on the local disk.
+
+        Frames are read one after the other: as with :meth:`from_minari`, neither the dataset nor a buffer on disk has
+        to fit into memory, and an import that was interrupted can go on. Images have their channels first.
+
+        A frame's next observation is that of the following frame. LeRobot stores none after the last action of an
+        episode: there it is the frame's own, and the episode is truncated unless ``next.done`` is set.
+
+        :param dataset: The dataset, or its folder.
+        :param buffer_size: By default, the number of frames in the dataset.
+        :param columns: The columns that make an observation; by default all that begin with ``observation``. Prefixes
+            are left out: ``observation.images.top`` gets the key ``top``.
+        :param observation_space: By default, one without bounds.
+        :param action_space: By default, one without bounds.
+        :param kwargs: Further arguments of this class.
+        """
+        folder = LeRobotFolder(dataset, columns, as_dict=issubclass(cls, DictReplayBuffer))
+        observed, acting = observation_space or folder.observation_space, action_space or folder.action_space
+        buffer = cls(buffer_size or folder.total_frames, observed, acting, device, **kwargs)
+        buffer._import(folder.steps(), folder.total_frames, kwargs.get("path"))
+        return buffer
+
+    def _import(self, steps: Iterable[tuple[Any, ...]], total: int, path: Any) -> None:
+        """Add the steps of a dataset, except for those that a buffer reopened from ``path`` holds already."""
+        n_there = self.size()
+        if n_there and self.buffer_size < total:
             raise ConfigurationError(
-                f"{kwargs['path']} holds a buffer already, which is smaller than the dataset. Use load() to "
+                f"{path} holds a buffer already, which is smaller than the dataset. Use load() to "
                 "reopen it, or another folder to import the dataset."
             )
-        for number, step in enumerate(_steps_of(dataset)):
+        for number, step in enumerate(steps):
             if number >= n_there:
-                buffer.add(*step)
-            elif number == n_there - 1 and not _is_at(buffer, number, step):
+                self.add(*step)
+            elif number == n_there - 1 and not _is_at(self, number, step):
                 raise ConfigurationError(
-                    f"{kwargs['path']} holds a buffer of other data than this dataset. Import it into another folder."
+                    f"{path} holds a buffer of other data than this dataset. Import it into another folder."
                 )
-        buffer.flush()  # a method of the classes that have these methods
-        return buffer
+        self.flush()
 
 
 def _steps_of(dataset: MinariDataset) -> Iterator[tuple[Any, ...]]:
@@ -195,10 +253,8 @@ def _minari() -> Any:
     return require("minari", "A dataset of Minari", "minari")
 
 
-def _episodes(buffer: Conversions) -> Iterator[Any]:
-    """Minari's episodes, one environment after the other."""
-    from minari.data_collector import EpisodeBuffer
-
+def _episodes(buffer: Conversions) -> Iterator[Episode]:
+    """All episodes, one environment after the other."""
     slots = _complete_slots(buffer)
     dones, timeouts = buffer._field_rows("dones"), buffer._field_rows("timeouts")
     for env in range(buffer.n_envs):
@@ -217,7 +273,7 @@ def _episodes(buffer: Conversions) -> Iterator[Any]:
                 observations = map_parts(
                     lambda *parts: np.concatenate(parts), parts_at(obs, rows), parts_at(next_obs, rows[-1:])
                 )
-                yield EpisodeBuffer(
+                yield Episode(
                     observations=_as_in_space(observations, buffer.observation_space),
                     actions=_as_in_space(buffer.actions[where], buffer.action_space),
                     rewards=buffer.rewards[where],
