@@ -166,6 +166,35 @@ def test_a_dataset_that_lerobot_wrote(with_rewards: bool, tmp_path: Path) -> Non
     buffer.close()
 
 
+def test_videos_that_lerobot_wrote(tmp_path: Path) -> None:
+    names = ["height", "width", "channels"]
+    features: dict[str, Any] = {
+        "observation.images.top": {"dtype": "video", "shape": (64, 80, 3), "names": names},
+        "observation.images.wrist": {"dtype": "video", "shape": (80, 64, 3), "names": names},
+        "action": {"dtype": "float32", "shape": (2,), "names": None},
+    }
+    dataset = LeRobotDataset.create("test/videos", 20, features, root=tmp_path / "videos")
+    rng, recorded = np.random.default_rng(0), []
+    for length in (5, 1, 30):
+        for step in range(length):
+            # Encoding has to leave enough of a picture to tell it from all others.
+            shades = rng.integers(0, 256, (2, 4, 5, 3), dtype=np.uint8).repeat(16, axis=1).repeat(16, axis=2)
+            recorded.append([shades[0], shades[1].transpose(1, 0, 2)])
+            top, wrist = recorded[-1]
+            frame = {"observation.images.top": top, "observation.images.wrist": wrist}
+            dataset.add_frame({**frame, "action": np.full(2, step, dtype=np.float32), "task": "look"})
+        dataset.save_episode()
+    dataset.finalize()
+    buffer = CompressedDictReplayBuffer.from_lerobot(tmp_path / "videos", "cpu")
+    for column, key in enumerate(("top", "wrist")):
+        found = buffer.observations[key][:, 0].astype(int)
+        expected = np.stack([pictures[column].transpose(2, 0, 1) for pictures in recorded]).astype(int)
+        for index, picture in enumerate(found):
+            errors = np.abs(picture - expected).mean(axis=(1, 2, 3))
+            assert errors.argmin() == index
+            assert errors[index] < 12
+
+
 def test_the_code_of_the_page_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (tmp_path / "page.py").write_text("\n".join([WITHOUT_CUDA, *blocks]))

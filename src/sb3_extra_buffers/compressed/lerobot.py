@@ -1,4 +1,4 @@
-"""LeRobot's datasets, format v3.0: read with pyarrow and Pillow, written by LeRobot's own class.
+"""LeRobot's datasets, format v3.0: read with pyarrow, Pillow and PyAV, written by LeRobot's own class.
 
 A frame of LeRobot has an observation, the action taken there, and the reward and flags that followed.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -65,6 +65,7 @@ class LeRobotFolder:
             )
         self.features: dict[str, dict[str, Any]] = info["features"]
         self.total_frames = int(info["total_frames"])
+        self.fps = float(info["fps"])
         self.columns = self._keys_of(columns, as_dict)
         first = next(self._frames(), None)
         if first is None:
@@ -82,12 +83,6 @@ class LeRobotFolder:
             if feature is None:
                 raise ConfigurationError(
                     f"The LeRobot dataset {self.root} has no column {name!r}. It has {', '.join(self.features)}."
-                )
-            if feature["dtype"] == "video":
-                raise ConfigurationError(
-                    f"{name!r} of the LeRobot dataset {self.root} is a video, which cannot be imported. Record with "
-                    "use_videos=False, so that frames are stored without loss, or choose other columns: "
-                    f"columns={[other for other in found if self.features[other]['dtype'] != 'video']}."
                 )
             if feature["dtype"] == "string":
                 raise ConfigurationError(
@@ -134,7 +129,8 @@ class LeRobotFolder:
         """The frames of all files, each with an item "observation" and the further columns that a step needs."""
         parquet = require("pyarrow.parquet", "A LeRobot dataset", "lerobot")
         further = [_ACTION, _EPISODE, _INDEX, *(name for name in (_REWARD, _DONE, _TRUNCATED) if name in self.features)]
-        names = [*self.columns.values(), *further]
+        videos = {name: self._video(name) for name in self.columns.values() if self.features[name]["dtype"] == "video"}
+        names = [*(name for name in self.columns.values() if name not in videos), *further]
         number = 0
         for path in sorted(self.root.glob("data/*/*.parquet")):
             with parquet.ParquetFile(path) as file:
@@ -143,6 +139,7 @@ class LeRobotFolder:
                     raise ConfigurationError(f"{path} has no column {', '.join(sorted(missing))}.")
                 for batch in file.iter_batches(_ROWS_AT_ONCE, columns=names):
                     rows = {name: self._values(name, batch.column(name)) for name in names}
+                    rows |= {name: list(islice(frames, len(batch))) for name, frames in videos.items()}
                     for row in range(len(batch)):
                         if rows[_INDEX][row] != number:
                             raise self._incomplete(f"row {row} of {path} follows frame {number - 1}")
@@ -154,6 +151,38 @@ class LeRobotFolder:
                         }
         if number != self.total_frames:
             raise self._incomplete(f"its files have {number} frames")
+
+    def _video(self, name: str) -> Iterator[npt.NDArray[Any]]:
+        """The frames of a video, as the decoder returns them, episode by episode. An episode is a part of a file."""
+        av = require("av", "A LeRobot dataset with videos", "lerobot")
+        for length, folder, file, start in self._parts_of_videos(name):
+            path = self.root / f"videos/{name}/chunk-{folder:03d}/file-{file:03d}.mp4"
+            if not path.exists():
+                raise self._incomplete(f"{path} is missing")
+            found = 0
+            with av.open(str(path)) as container:
+                stream = container.streams.video[0]
+                stream.thread_type = "AUTO"
+                container.seek(int(start / stream.time_base), stream=stream)  # to the key frame before
+                for frame in container.decode(stream):
+                    delay = self.fps * (frame.time - start) - found  # in frames
+                    if delay > 0.5:
+                        break
+                    if delay > -0.5:
+                        yield _channels_first(frame.to_ndarray(format="rgb24"))
+                        found += 1
+                    if found == length:
+                        break
+            if found < length:
+                raise self._incomplete(f"{path} has {found} frames of an episode of {length}")
+
+    def _parts_of_videos(self, name: str) -> Iterator[tuple[int, int, int, float]]:
+        """For each episode its length, the numbers of the folder and the file of its video, and where it starts."""
+        parquet = require("pyarrow.parquet", "A LeRobot dataset", "lerobot")
+        columns = ["length", *(f"videos/{name}/{what}" for what in ("chunk_index", "file_index", "from_timestamp"))]
+        for path in sorted(self.root.glob("meta/episodes/*/*.parquet")):
+            table = parquet.read_table(path, columns=columns)
+            yield from zip(*(table[column].to_pylist() for column in columns), strict=True)
 
     def _incomplete(self, found: str) -> CorruptDataError:
         return CorruptDataError(
@@ -260,4 +289,8 @@ def _decoded(image: bytes | None) -> npt.NDArray[Any]:
     if image is None:
         raise CorruptDataError("An image of the LeRobot dataset is not stored in its file.")
     pixels = np.asarray(require("PIL.Image", "A LeRobot dataset with images", "lerobot").open(io.BytesIO(image)))
-    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    return pixels[None] if pixels.ndim == 2 else _channels_first(pixels)
+
+
+def _channels_first(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1))
