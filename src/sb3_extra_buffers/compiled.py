@@ -1,7 +1,7 @@
 """Loads kernels that numba compiles. numba is optional, slow to import and slow to compile.
 
-A kernel module defines ``compile_all()``, which calls each of its functions once on tiny arrays. When several threads
-need a module at once, one after the other calls it.
+A kernel module defines ``compile_all()``, which calls each of its functions once on tiny arrays. If several threads
+need a module at the same time, they call it one after the other.
 """
 
 from __future__ import annotations

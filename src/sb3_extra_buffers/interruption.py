@@ -1,4 +1,4 @@
-"""Code that Ctrl-C must not interrupt."""
+"""Protect code from Ctrl-C."""
 
 from __future__ import annotations
 

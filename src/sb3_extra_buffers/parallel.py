@@ -1,4 +1,4 @@
-"""Everything that decides by how many threads a batch is decoded.
+"""How many threads decode a batch, and which.
 
 There are two ways to use several cores:
 

@@ -1,8 +1,8 @@
-"""The state of a buffer as a tree of named values, checked reading of it, and values as JSON.
+"""The state of a buffer: how its parts write it, how they read it with checks, and how values become JSON.
 
-When a buffer is saved, every part of it returns a dict of numbers, strings, arrays and further such dicts. When it is
-loaded, the part asks a :class:`SavedState` for each value with the type, shape and range that it needs. Files may be
-untrusted, and compiled code does not check its indices, so every value is checked.
+To save a buffer, each part returns a dict of numbers, strings, arrays and further dicts: a tree. To load it, each part
+reads its values from a :class:`SavedState`, and says which type, shape and range a value must have. A file may be
+untrusted, and compiled code does not check its indices, so no value is used unchecked.
 
 Types that JSON does not have become a dict with one key that begins with ``$``: ``{"$dtype": "<f4"}``. A user's dict
 whose keys could be mistaken for that is written as pairs, ``{"$dict": [[key, value], ...]}``.
@@ -48,7 +48,7 @@ class Source(Protocol):
 
     @property
     def path(self) -> Any:
-        """What error messages call it."""
+        """Its name in error messages."""
 
     @property
     def arrays(self) -> Mapping[str, ArrayInfo]: ...
@@ -100,12 +100,12 @@ class SavedState:
         return [self.part(name) for name, value in self._plain.items() if isinstance(value, dict)]
 
     def array_names(self) -> list[str]:
-        """The arrays of this part, without those of parts of it."""
+        """The arrays of this part itself, without those of its parts."""
         names = [path.removeprefix(self._prefix) for path in self._source.arrays if path.startswith(self._prefix)]
         return [name for name in names if "/" not in name]
 
     def value(self, name: str) -> Any:
-        """A JSON value, not checked."""
+        """A JSON value. The caller must check it."""
         return self._plain.get(name)
 
     def integer(self, name: str, low: int = 0, high: int = _LARGEST) -> int:
@@ -142,7 +142,7 @@ class SavedState:
         return None if stored is None else stored.dtype
 
     def array_of_size(self, name: str, dtype: npt.DTypeLike, size: int) -> npt.NDArray[Any]:
-        """An array of this dtype with so many elements, in any shape."""
+        """An array of this dtype with ``size`` elements, in any shape."""
         stored = self._source.arrays.get(self._prefix + escaped(name))
         if stored is None or math.prod(stored.shape) != size:
             raise self.error(name, f"must have {size} elements")
@@ -183,12 +183,12 @@ class SavedState:
 
 
 class Json:
-    """A value that may contain anything. Files hold it as JSON, as far as that is possible, pickles hold the value."""
+    """Any value. A pickle holds it unchanged. A file holds it as JSON, and saving fails if that is not possible."""
 
     def __init__(self, value: Any, where: str) -> None:
         self.value = value
         self.where = where
-        """What an error message calls it."""
+        """Its name in error messages."""
 
 
 def escaped(name: str) -> str:
@@ -199,7 +199,7 @@ def escaped(name: str) -> str:
 def encode(value: Any, where: str) -> Any:
     """``value`` as something that JSON can hold.
 
-    :param where: What an error message calls the value.
+    :param where: The name of the value in error messages.
     """
     for cls in type(value).__mro__:
         if cls in _ENCODERS:

@@ -1,8 +1,8 @@
 """Which arguments a buffer class takes.
 
-Positional arguments are those of SB3's class, in its order, and each class writes them out. All of ours are
-keyword-only. The constructor that uses an option writes it out, with its default. Derived classes pass options on as
-``**options``, typed by a ``TypedDict``; :func:`signature_of` adds them to what ``inspect.signature`` shows.
+Each constructor names the positional arguments of SB3's class, in the same order. Our own options are keyword-only, and
+only the constructor that uses an option names it. Derived classes pass options on as ``**options``, typed by a
+``TypedDict``, and :func:`signature_of` adds them to what ``inspect.signature`` shows.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def signature_of(cls: type, root: type) -> inspect.Signature:
 
 
 def check_options(cls: type, options: Iterable[str]) -> None:
-    """Refuse options that no constructor of ``cls`` has."""
+    """Raise an error for an option that no constructor of ``cls`` has."""
     known = {name for constructor in _constructors(cls.__mro__) for name in inspect.signature(constructor).parameters}
     unknown = [name for name in options if name not in known]
     if not unknown:

@@ -1,7 +1,4 @@
-"""Replay buffers to and from SB3's buffers, datasets of Minari and LeRobot, and plain arrays.
-
-None is decoded as a whole at once.
-"""
+"""Convert replay buffers to and from SB3's buffers, datasets of Minari and LeRobot, and plain arrays, some slots at a time."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ _FIELDS = ("actions", "rewards", "dones", "timeouts")
 
 
 class Conversions(SaveableBuffer, ReplayBuffer):
-    """The methods of a compressed replay buffer that convert it."""
+    """Methods that convert a compressed replay buffer."""
 
     def to_numpy(self, chunk_size: int = 1024) -> Iterator[dict[str, Any]]:
         """All transitions as SB3's arrays, oldest first, ``chunk_size`` slots at a time.

@@ -16,17 +16,17 @@ from sb3_extra_buffers.state import SavedState
 from sb3_extra_buffers.storage.usage import MemoryUsage
 
 Flags = npt.NDArray[np.uint8]
-"""1 for a transition that is done, and 2 more if that is because of a time limit."""
+"""1 if the episode ended with the transition, 3 if it ended because of a time limit."""
 _BITS = {"dones": 0, "timeouts": 1}
 DONE_OR_NOT = np.array([0, 1, 0, 0], dtype=np.float32)
-"""For each value of flags, what a batch has: time limits do not count."""
+"""``dones`` of a batch, for each value of a flag. SB3 does not count a time limit as done."""
 _BOOL = np.dtype(np.bool_)
 _ONE = np.float32(1).view(np.uint32)
 _PIECE = 1 << 14
 
 
 class _FlagField:
-    """Reading it unpacks the flags. From then on, the buffer has SB3's arrays, because the caller may change them."""
+    """``dones`` or ``timeouts``. Reading it unpacks the flags for good, because the caller may change the array."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -122,7 +122,7 @@ class BufferWithFlags(BaseCompressedBuffer, ReplayBuffer):
         return replace(usage, raw_equivalent=usage.raw_equivalent + saved)
 
     def _dones_at(self, places: Indices) -> npt.NDArray[np.float32]:
-        """What a batch has, (n, 1), for transitions that end an episode other than by a time limit."""
+        """``dones`` of a batch, (n, 1): 1 for transitions that end an episode, except by a time limit."""
         if self._flags is not None:
             return DONE_OR_NOT.take(self._flags.reshape(-1, 1).take(places, axis=0))
         found: npt.NDArray[np.float32] = self.dones.reshape(-1, 1).take(places, axis=0)
@@ -130,7 +130,7 @@ class BufferWithFlags(BaseCompressedBuffer, ReplayBuffer):
         return found
 
     def _has_ended(self, places: Any) -> npt.NDArray[np.bool_]:
-        """Whether an episode ended at ``(slots, environments)``, for whatever reason."""
+        """Whether an episode ended at ``(slots, environments)``, also by a time limit."""
         ended: npt.NDArray[np.bool_]
         ended = (self.dones[places] + self.timeouts[places] if self._flags is None else self._flags[places]) > 0
         return ended
@@ -142,7 +142,7 @@ def unpacked(flags: Flags, name: str) -> npt.NDArray[np.float32]:
 
 
 def flags_of(dones: npt.ArrayLike, timeouts: npt.ArrayLike) -> Flags | None:
-    """Both in one array of bytes, or ``None`` if there is a value other than 0 and 1."""
+    """``dones`` and ``timeouts`` in one array of bytes, or ``None`` if a value is neither 0 nor 1."""
     flags: Any = 0
     for name, values in (("dones", dones), ("timeouts", timeouts)):
         is_set = np.asarray(values)

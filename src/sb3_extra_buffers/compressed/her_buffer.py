@@ -26,7 +26,7 @@ register_decoder("$goals", lambda name: GoalSelectionStrategy[name])
 
 
 class _HerBase(CompressedDictReplayBuffer):
-    """The base class of ``HerReplayBuffer`` instead of ``DictReplayBuffer``, which also gets our options."""
+    """Takes the place of ``DictReplayBuffer`` as the base class of ``HerReplayBuffer``, and adds our options."""
 
     _options: StorageOptions
 
@@ -34,7 +34,7 @@ class _HerBase(CompressedDictReplayBuffer):
         super().__init__(*args, **kwargs, **self._options)
 
     def _reopen(self) -> None:
-        """Not now: ``HerReplayBuffer`` has not created its own arrays yet."""
+        """Does nothing yet: ``HerReplayBuffer`` has not created its own arrays."""
 
 
 class CompressedHerReplayBuffer(HerReplayBuffer, _HerBase):

@@ -1,4 +1,4 @@
-"""What all buffers with priorities have in common: the options, a sum tree of priorities, and weights."""
+"""What all prioritized buffers share: options, a sum tree of priorities, and importance-sampling weights."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from sb3_extra_buffers.state import SavedState, State, encode, register_decoder,
 from sb3_extra_buffers.storage.usage import MemoryUsage
 
 
-class PriorityTree(CompressedReplayBuffer):
+class BufferWithPriorities(CompressedReplayBuffer):
     """A replay buffer with a priority for each place, ``slot * n_envs + env``, that can be drawn."""
 
     _rebuilt: ClassVar[tuple[str, ...]] = ("_beta", "_tree")
 
     def _set_priority_options(self, alpha: float, beta: float | Schedule, epsilon: float) -> None:
-        """To be called before the constructor."""
+        """Call it before the constructor of the base class."""
         if not 0 <= alpha <= 1:
             raise ConfigurationError(f"alpha must be from 0 to 1, not {alpha}.")
         if not callable(beta) and not 0 <= beta <= 1:
@@ -96,7 +96,7 @@ class PriorityTree(CompressedReplayBuffer):
 
 
 def absolute_errors(td_errors: th.Tensor | npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """TD errors of either sign as priorities, or an error."""
+    """The absolute TD errors. Raises an error if one is NaN or infinite."""
     errors: npt.NDArray[np.float64] = np.abs(np.asarray(on_host(td_errors), dtype=np.float64))
     if not np.isfinite(errors).all():
         raise ConfigurationError(
@@ -118,7 +118,7 @@ def _encode_beta(beta: Beta, where: str) -> Any:
 
 
 class Beta:
-    """A number or a schedule as a function that can be pickled even if the schedule is a lambda."""
+    """``beta``, a number or a schedule, as a function. It can be pickled even if the schedule is a lambda."""
 
     def __init__(self, value: float | Schedule) -> None:
         self.value = value

@@ -27,17 +27,17 @@ from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.compressed.arguments import StorageOptions
 from sb3_extra_buffers.compressed.nstep_buffer import CompressedDictNStepReplayBuffer, CompressedNStepReplayBuffer
 from sb3_extra_buffers.compressed.priorities import Beta as _Beta  # noqa: F401  # pickles of 1.0.0.dev0 name it
-from sb3_extra_buffers.compressed.priorities import PriorityTree, absolute_errors
+from sb3_extra_buffers.compressed.priorities import BufferWithPriorities, absolute_errors
 from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
 from sb3_extra_buffers.state import SavedState, State
 
 _LARGEST_ERROR = 1e100
-"""In a segment. The sum of all priorities must be finite."""
+"""The largest TD error that a segment may have, so that the sum of all priorities stays finite."""
 
 
 class PrioritizedReplayBufferSamples(NamedTuple):
-    """SB3's fields, importance-sampling weights, and indices to update priorities by."""
+    """SB3's fields, importance-sampling weights, and the indices for updating priorities."""
 
     observations: th.Tensor | TensorDict
     actions: th.Tensor
@@ -51,7 +51,7 @@ class PrioritizedReplayBufferSamples(NamedTuple):
     """For :meth:`CompressedPrioritizedReplayBuffer.update_priorities`."""
 
 
-class CompressedPrioritizedReplayBuffer(PriorityTree, CompressedNStepReplayBuffer):
+class CompressedPrioritizedReplayBuffer(BufferWithPriorities, CompressedNStepReplayBuffer):
     """Samples transitions in proportion to ``(|TD error| + epsilon) ** alpha``.
 
     New transitions get the largest priority so far. Further arguments: those of

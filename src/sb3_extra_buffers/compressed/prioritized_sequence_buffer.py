@@ -14,7 +14,7 @@ from typing_extensions import Unpack
 
 from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.compressed.arguments import SequenceOptions
-from sb3_extra_buffers.compressed.priorities import PriorityTree, absolute_errors
+from sb3_extra_buffers.compressed.priorities import BufferWithPriorities, absolute_errors
 from sb3_extra_buffers.compressed.rows import on_host
 from sb3_extra_buffers.compressed.sequence_buffer import (
     CompressedDictSequenceReplayBuffer,
@@ -44,7 +44,7 @@ class PrioritizedSequenceReplayBufferSamples(NamedTuple):
     """For :meth:`CompressedPrioritizedSequenceReplayBuffer.update_priorities`. An array."""
 
 
-class CompressedPrioritizedSequenceReplayBuffer(PriorityTree, CompressedSequenceReplayBuffer):
+class CompressedPrioritizedSequenceReplayBuffer(BufferWithPriorities, CompressedSequenceReplayBuffer):
     """Samples sequences in proportion to their priority: a mix of the largest and the mean TD error of their steps.
 
     The priority of a sequence is ``(eta * max + (1 - eta) * mean + epsilon) ** alpha`` of its absolute TD errors. New

@@ -81,8 +81,8 @@ class CompressedReplayBuffer(BufferWithFlags, Conversions, ReplayBuffer):
         self._row_shape, self._action_shape = (self.n_envs,), (self.n_envs, self.action_dim)
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]]) -> None:
-        # SB3's own method would copy every observation twice before it reaches the store. This one first checks all
-        # values, then stores frames that nothing refers to yet, and then makes the step visible, which cannot fail.
+        # Not SB3's method, which copies every observation twice before it reaches the store. This one checks all
+        # values, stores frames to which nothing refers yet, and then makes the step visible, which cannot fail.
         with self._lock.held:
             if self._folder is not None:
                 self._folder.before_adding(self)
@@ -102,7 +102,7 @@ class CompressedReplayBuffer(BufferWithFlags, Conversions, ReplayBuffer):
             staged = [(store, store.stage(pos, pair)) for store, pair in staged]
             try:
                 self._commit(pos, staged, row)
-            except BaseException:  # Ctrl-C: the transition is stored as a whole nevertheless
+            except BaseException:  # Ctrl-C: store the whole transition nevertheless
                 self._commit(pos, staged, row)
                 raise
             self._n_added += 1
@@ -146,7 +146,7 @@ class CompressedReplayBuffer(BufferWithFlags, Conversions, ReplayBuffer):
 
     def _end_episodes(self) -> None:
         if self.size():
-            # As at a time limit: the next observation is bootstrapped from, and n-step returns end here.
+            # As at a time limit: n-step returns end here, and bootstrap from the next observation.
             newest = np.array([self.pos - 1])
             rows = {name: self._field_rows(name, newest) for name in ("dones", "timeouts")}
             rows["timeouts"] = np.maximum(rows["timeouts"], 1 - rows["dones"])

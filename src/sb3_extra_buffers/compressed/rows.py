@@ -19,7 +19,7 @@ def part_of(observations: Any, key: str) -> Any:
 
 
 def map_parts(function: Callable[..., Any], first: Any, *others: Any) -> Any:
-    """``function`` of observations, or, where they are of a Dict space, of those of each key."""
+    """Apply ``function`` to observations; if they are dicts, to the observations of each key."""
     if isinstance(first, dict):
         return {key: function(part, *(other[key] for other in others)) for key, part in first.items()}
     return function(first, *others)
@@ -31,7 +31,7 @@ def parts_at(observations: Any, key: Any) -> Any:
 
 
 def row_of(array: npt.NDArray[Any], values: Any) -> npt.NDArray[Any]:
-    """``values`` as a row of ``array``, in all the forms that SB3 takes, or the error that SB3 would raise."""
+    """``values`` as a row of ``array``. Accepts every form that SB3 accepts, and raises the errors that SB3 raises."""
     if type(values) is np.ndarray and values.shape == array.shape[1:]:
         dtype = values.dtype
         if dtype is array.dtype or dtype.kind == "b":

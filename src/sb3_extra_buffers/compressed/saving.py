@@ -43,7 +43,7 @@ class SaveableBuffer(BaseBuffer):
     _saved_fields: ClassVar[tuple[str, ...]] = ()
     """The arrays of SB3's class other than observations."""
     _rebuilt: ClassVar[tuple[str, ...]] = ("_config", "_folder", "_outputs", "_stores", "_lock", "observations")
-    """The attributes of a class that pickles leave out: the constructor creates them and the state fills them."""
+    """Attributes that pickles leave out, because the constructor creates them and the state fills them."""
     _folder: BufferFolder | None
     _lock: BufferLock
     _stores: Mapping[str, Any]
@@ -77,8 +77,8 @@ class SaveableBuffer(BaseBuffer):
         """Load a buffer that :meth:`save` wrote. Safe for untrusted files: no code in them is run.
 
         :param device: Where batches go.
-        :param mmap: Copy large arrays to an unnamed temporary file in the same folder, from which they are loaded when
-            they are needed, for buffers that are larger than memory. Only what is added takes memory.
+        :param mmap: For buffers that are larger than memory. Large arrays are copied to an unnamed temporary file in
+            the same folder and loaded from it when needed. Only what you add takes memory.
         :param env: Must have the spaces of the buffer. ``CompressedHerReplayBuffer`` computes rewards with it.
         """
         path = Path(path)
@@ -142,7 +142,7 @@ class SaveableBuffer(BaseBuffer):
             return
         attributes = dict(state)
         pickled = attributes.pop(_PICKLED)
-        # Not the constructor of a user's class, which may need other arguments. What it has set is in `attributes`.
+        # Not the constructor of a user's class, which may need other arguments. What it has set is restored below.
         library_class: Any = self._library_class()
         arguments = {name: value for name, value in pickled["arguments"].items() if name not in REMOVED_ARGUMENTS}
         with warnings.catch_warnings():
@@ -176,7 +176,7 @@ class SaveableBuffer(BaseBuffer):
     def _arguments(self) -> dict[str, Any]:
         """The constructor arguments that create an empty buffer like this one, without ``device``.
 
-        An option that is kept in an attribute of its name is among them already.
+        Options that have an attribute of the same name are included automatically.
         """
 
     def _state(self) -> State:

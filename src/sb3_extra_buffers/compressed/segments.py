@@ -1,6 +1,6 @@
 """Segments: the newest steps of a buffer as bytes, which another buffer can append without decoding them.
 
-They are for experience that moves between processes or machines, for logs, and for merging buffers.
+Use them to move experience between processes or machines, for logs, and to merge buffers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NAME = "The segment"
 _MOST_STEPS = 1 << 32
 _LARGEST_VERSION = 1 << 62
 _MOST_ZEROS, _MOST_REPETITIONS = 64 << 20, 256
-"""How much larger its arrays may be than a segment itself."""
+"""Limits on the size of the arrays in a segment: this many bytes, plus this many times its own size."""
 
 
 class SegmentInfo(NamedTuple):
@@ -44,8 +44,8 @@ class SegmentInfo(NamedTuple):
     sequence: int
     """The number of the segment, counted from 0 since the sender began."""
     continues: bool
-    """Whether it continues the segment before. If not, the newest transitions were marked as the ends of their
-    episodes, so that no n-step return goes on into the segment."""
+    """Whether it continues the previous segment. If not, the episodes before it were marked as ended, so that no n-step
+    return continues into the segment."""
     policy_version: int | None
     extra: dict[str, Any]
 
@@ -59,7 +59,7 @@ class _Sent:
     n_added: int
     sequence: int = 0
     n_steps: int = 0
-    """How many steps there were, including those that were overwritten before they could be exported."""
+    """How many steps were added so far, including those that were overwritten before an export."""
     known: dict[str, set[str]] = field(default_factory=dict)
     """For each store, the references of the last segment."""
 
@@ -90,7 +90,7 @@ class ReceivedSegment:
     """For each store, the references of the segment."""
     pos: int = 0
     n_added: int = 0
-    """Where the buffer was after it. If steps were added since, the next segment does not continue them."""
+    """Where the buffer was afterwards. If other steps were added since, the next segment does not continue this one."""
 
 
 class SegmentBuffer(SaveableBuffer):
@@ -101,10 +101,10 @@ class SegmentBuffer(SaveableBuffer):
     _received: ReceivedSegment | None = None
     _spaces_digest: str | None = None
     _n_added = 0
-    """How many steps were added; may be too low after Ctrl-C, see :meth:`export_segment`."""
+    """How many steps were added. May be too low after Ctrl-C: :meth:`export_segment` corrects it."""
     _has_segments = True
     _segment_fields: ClassVar[tuple[str, ...]] = ()
-    """The fields of a step, if these are not all that are saved."""
+    """The fields of a step. Empty: all of ``_saved_fields``."""
     n_envs: int
 
     def export_segment(
@@ -116,16 +116,15 @@ class SegmentBuffer(SaveableBuffer):
         restart: bool = False,
         everything: bool = False,
     ) -> bytes:
-        """All steps that were added since the last export, for :meth:`ingest_segment` of another buffer.
+        """Export all steps since the last export as bytes, for :meth:`ingest_segment` of another buffer.
 
-        The first segment of a buffer holds everything. If steps were overwritten before they were exported, they are
-        left out.
+        The first segment of a buffer holds everything. Steps that were overwritten before the export are left out.
 
-        :param priorities: Include the priorities of a prioritized buffer. Otherwise transitions get the largest
-            priority of the buffer that they come to, as new ones do.
-        :param policy_version: A number for the receiver: with which policy the steps were made.
-        :param extra: More for the receiver: numbers, strings, arrays, and lists and dicts of them.
-        :param restart: For a receiver that has not ingested the segments before: include all reference frames and
+        :param priorities: Include the priorities of a prioritized buffer. Without them, transitions get the largest
+            priority of the receiving buffer, as new transitions do.
+        :param policy_version: A number of your own that says which policy made the steps.
+        :param extra: Further values of your own: numbers, strings, arrays, and lists and dicts of them.
+        :param restart: For a receiver that has not ingested the earlier segments: include all reference frames and
             dictionaries, and count segments from 0 again.
         :param everything: Export all steps that are in the buffer, as the first segment does. Implies ``restart``.
         """
@@ -186,12 +185,12 @@ class SegmentBuffer(SaveableBuffer):
         return self._n_added - (0 if self._exported is None else self._exported.n_added)
 
     def ingest_segment(self, data: bytes | bytearray | memoryview | npt.NDArray[np.uint8]) -> SegmentInfo:
-        """Append the steps of a segment that another buffer of the same spaces has exported.
+        """Append the steps of a segment that another buffer with the same spaces has exported.
 
-        The result is the same as if they had been added. Compressed observations are copied, not decoded. Safe for
-        untrusted bytes: a segment is ingested as a whole, or there is an error and nothing has changed.
+        The result is the same as if the steps had been added. Compressed observations are copied, not decoded. Safe for
+        untrusted bytes: either the whole segment is appended, or an error is raised and nothing changes.
 
-        Segments of one sender must be ingested in order. One that was ingested before is ignored. After a gap, or from
+        Ingest the segments of one sender in order. A segment that was ingested before is ignored. After a gap, or from
         another sender, the steps begin new episodes: see :attr:`SegmentInfo.continues`.
         """
         with self._opened(data) as (header, segment), self._lock.held:
@@ -237,7 +236,7 @@ class SegmentBuffer(SaveableBuffer):
     def _append_segment(
         self, segment: SavedState, n_steps: int, n_columns: int, continues: bool, received: ReceivedSegment
     ) -> None:
-        """Append steps, and remember ``received``, which has the references of the segment before."""
+        """Append steps, and remember ``received``, which holds the references of the previous segment."""
         self._check_room(n_steps, continues)
         shares = isinstance(self, ReplayBuffer)
         n_rows = [n_steps] * n_columns if n_columns == 2 or not shares else [n_steps + 1]
@@ -279,15 +278,15 @@ class SegmentBuffer(SaveableBuffer):
             getattr(self, name)[slots] = row
 
     def _further_segment_state(self, slots: Indices, priorities: bool) -> State:
-        """What a class has beside fields and observations."""
+        """What a class exports besides fields and observations."""
         return {}
 
     def _checked_further_state(self, segment: SavedState, n_steps: int) -> Any:
-        """The same on arrival, checked."""
+        """Read and check what :meth:`_further_segment_state` has exported."""
         return None
 
     def _complete_steps(self, n_steps: int, rows: Mapping[str, npt.NDArray[Any]], further: Any) -> None:
-        """Advance the position past steps whose fields and observations are in their slots, and place the rest."""
+        """Advance the position past steps whose fields and observations are stored already, and store ``further``."""
         end = self.pos + n_steps
         self.full = self.full or end >= self.buffer_size
         self.pos = end % self.buffer_size if isinstance(self, ReplayBuffer) else end

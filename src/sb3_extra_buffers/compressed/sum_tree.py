@@ -1,4 +1,4 @@
-"""Sample indices in proportion to their priorities, and change priorities, both in logarithmic time."""
+"""Sample indices in proportion to their priorities, and update priorities, both in logarithmic time."""
 
 from __future__ import annotations
 
@@ -101,9 +101,9 @@ class SumTree:
 
 
 class JoinedTrees:
-    """Trees of the same size that are drawn from together: their totals are one more level of sums.
+    """Several trees of the same size as one tree: their totals are one more level of sums.
 
-    They keep working on their own. All their nodes are in one array from now on.
+    Each tree can still be used on its own. From now on, the nodes of all of them are in one array.
     """
 
     def __init__(self, trees: Sequence[SumTree]) -> None:
@@ -124,7 +124,7 @@ class JoinedTrees:
         return found
 
     def set(self, numbers: npt.NDArray[np.int64], indices: npt.NDArray[np.int64], values: npt.ArrayLike) -> None:
-        """Both arrays of numbers must be those of existing places."""
+        """Set priorities. Numbers and indices are not checked."""
         priorities = np.ascontiguousarray(np.broadcast_to(values, indices.shape), dtype=np.float64)
         kernels = _kernels()
         if kernels is not None:

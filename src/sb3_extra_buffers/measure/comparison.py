@@ -32,7 +32,7 @@ class Point(NamedTuple):
     transitions: int
     """How many transitions the buffer held."""
     codec: str
-    """What compressed: for ``auto``, the method that it had chosen by then."""
+    """The method in use; for ``auto``, the one that it had chosen by then."""
     accounted: int
     """Bytes, as the buffer counts them itself."""
     resident: int = 0
@@ -56,7 +56,7 @@ class Memory:
 
     @property
     def measured(self) -> int:
-        """Bytes in the end."""
+        """Bytes at the end."""
         return max(self.points[-1].resident, self.points[-1].accounted)
 
     @property
@@ -102,7 +102,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was measured; the first result is SB3's."""
+    """All results. The first one is SB3's."""
 
     task: Task
     steps: int
@@ -173,7 +173,7 @@ def fill(
     steps: int,
     resident: Callable[[], int] = lambda: 0,
 ) -> list[Point]:
-    """Add ``steps`` transitions, and measure memory several times on the way and in the end."""
+    """Add ``steps`` transitions, and measure memory several times on the way and at the end."""
     steps = _whole_rollouts(task, steps, buffer)
     points = []
     due = {max(1, steps * number // _POINTS) for number in range(1, _POINTS + 1)}

@@ -1,7 +1,8 @@
 """Resident memory of this process, and the memory that is still available.
 
-The sizes of Python objects do not add up to what a process takes: holes between them and pages that are never returned
-count, too. Measure in a fresh process, see :func:`~sb3_extra_buffers.measure.processes.run_in_fresh_process`.
+The memory of a process is more than the sizes of its Python objects: holes between objects count, too, and so do pages
+that are never returned to the system. So measure in a fresh process, with
+:func:`~sb3_extra_buffers.measure.processes.run_in_fresh_process`.
 """
 
 from __future__ import annotations

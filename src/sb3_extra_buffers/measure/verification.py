@@ -1,4 +1,4 @@
-"""Store the same transitions in SB3's buffer and in ours, and compare everything that can be read from them."""
+"""Store the same transitions in SB3's buffer and in ours, and compare everything that they return."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SLOTS_AT_ONCE = 64
 
 @dataclass
 class Tally:
-    """What was compared and found identical."""
+    """How much was compared. All of it was identical."""
 
     observations: int = 0
     batches: int = 0

@@ -51,7 +51,7 @@ DTYPES = re.compile(r"[<|][biuf](1|2|4|8|16)")
 _PADDED_TO = 64
 _WORTH_REWRITING = 1 << 20
 _MOST_ZEROS = 16 << 30
-"""Arrays may have this many zeros, which take no space in the file and only address space when they are read."""
+"""Arrays may have this many bytes of zeros, which take no space in the file, and only address space when read."""
 _MOST_REPETITIONS = 256
 
 Bytes = npt.NDArray[np.uint8]
@@ -308,7 +308,7 @@ def _append(
         writer = _Writer(file, {block.digest: block for block in stored if block is not None}, progress)
         manifest = writer.write(meta, arrays)
         if before is not None and manifest == before.text:
-            sync(file)  # nothing has changed, but the last save may have been killed before this
+            sync(file)  # nothing has changed, but the last save may have been killed before its own sync
             return 0
         offset = file.tell()
         file.write(manifest)

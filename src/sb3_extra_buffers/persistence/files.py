@@ -1,4 +1,4 @@
-"""A buffer as the contents of a file: its class, its constructor arguments, and its state, a tree of values and arrays.
+"""What a file says about a buffer: its class, its constructor arguments, and its state, a tree of values and arrays.
 
 Pickles hold the same tree, see :mod:`sb3_extra_buffers.storage.pickling`.
 """
@@ -29,14 +29,14 @@ STATE = "state"
 """The container in the folder of a buffer on disk."""
 _LEAST_FOR_BAR = {"B": 64 << 20, "steps": 10_000}
 _FORBIDDEN_IN_FILES = {"storage", "path", "device"}
-"""Arguments that only the caller of ``load()`` may choose: a file could make a buffer write anywhere on the disk."""
+"""Only the caller of ``load()`` may choose these arguments. A file could make a buffer write anywhere on the disk."""
 
 REMOVED_ARGUMENTS = {"prefetch"}
 """Arguments in files and pickles of earlier versions that constructors no longer have."""
 _NUMBERS = ("buffer_size", "n_envs", "gamma", "gae_lambda", "n_steps", "alpha", "epsilon", "n_sampled_goal")
-"""Arguments that constructors do not check."""
+"""Arguments whose type constructors do not check."""
 _MOST_STEPS = 1 << 20
-"""Of an n-step return: a batch takes memory for all of them."""
+"""The largest ``n_steps``, because the memory of a batch grows with it."""
 
 
 def state_file(path: Path) -> Path:
@@ -46,7 +46,7 @@ def state_file(path: Path) -> Path:
 
 @contextmanager
 def bar(what: str, size: int, show: bool | None, unit: str = "B") -> Iterator[Progress]:
-    """A progress bar; where ``show`` is ``None``, only if there is much to do, and in a terminal."""
+    """A progress bar. If ``show`` is ``None``, it is shown only for long work and in a terminal."""
     if show is None:
         show = size >= _LEAST_FOR_BAR[unit] and sys.stderr.isatty()
     if not show:
@@ -92,7 +92,7 @@ def read_arguments(file: Container) -> dict[str, Any]:
 
 @contextmanager
 def as_corrupt(path: Path) -> Iterator[None]:
-    """Turn errors that are caused by the contents of a file into a :class:`CorruptDataError`."""
+    """Turn any error that the contents of a file cause into a :class:`CorruptDataError`."""
     try:
         yield
     except (ExtraBuffersError, OSError):

@@ -48,9 +48,9 @@ logger = logging.getLogger("sb3_extra_buffers")
 class BufferFolder:
     """The folder of one buffer.
 
-    SB3's ``load`` creates a buffer with the arguments of the saved model, even if the model is only evaluated. So a
-    folder that is in use, or holds a buffer of another kind, is not an error yet. The buffer is *detached*: it is
-    empty, changes nothing in the folder, and raises an error that says why when it is used.
+    SB3's ``load`` creates a buffer with the arguments of the saved model, even if the model is only evaluated. So it is
+    no error if the folder is in use, or holds a buffer of another kind. Such a buffer is *detached*: it is empty, never
+    changes the folder, and raises an error that says why as soon as it is used.
     """
 
     def __init__(self, path: Path) -> None:
@@ -85,7 +85,7 @@ class BufferFolder:
         return functools.partial(self._new_arena, quote(key, safe="") or "observations")
 
     def _new_arena(self, name: str) -> ExtentArena:
-        # Never a name that was used before, which ``state`` may still refer to.
+        # Always a new name: ``state`` may still refer to the old ones.
         path = self.path / f"{name}.{secrets.token_hex(4)}.arena"
         self._new_files.append(path)
         return ExtentArena(FileMemory(path))

@@ -26,7 +26,7 @@ class FileReport:
     """The version of the library that wrote it."""
     format_version: int
     saves: int
-    """How many times it has been saved to since it was last written as a whole."""
+    """How many times the file was saved to since it was last rewritten."""
     observation_space: spaces.Space[Any]
     action_space: spaces.Space[Any]
     n_envs: int
@@ -35,13 +35,13 @@ class FileReport:
     transitions: int
     """Transitions that are in the buffer."""
     methods: dict[str, str]
-    """How observations are compressed, by key; the key is empty where the space is not a Dict."""
+    """The compression method of each key; the key is empty if the space is not a Dict."""
     arrays: dict[str, StoredArray]
     file_bytes: int
     stored_bytes: int
     """The part of the file that is up to date."""
     raw_bytes: int
-    """What the same transitions take in SB3's buffer."""
+    """The size of the same transitions in SB3's buffer."""
     damaged: list[str] | None
     """Arrays that do not agree with their checksums; ``None`` if checksums were not compared."""
 

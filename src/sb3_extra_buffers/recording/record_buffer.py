@@ -65,7 +65,7 @@ class BaseRecordBuffer(ABC):
     """Stores steps. As a sequence, it is the steps that it holds, oldest first."""
 
     frames: Any
-    """Indexed by slot, like the other three: step ``n`` is in slot ``n % max_size``. Unused slots are zero."""
+    """Indexed by slot, like the other arrays: step ``n`` is in slot ``n % max_size``. Unused slots are zero."""
     rewards: npt.NDArray[Any]
     actions: npt.NDArray[Any]
     features: npt.NDArray[Any] | None
@@ -179,7 +179,7 @@ class RecordBuffer(BaseRecordBuffer):
             yield self._record(slot, frame)
 
     def to_numpy(self) -> Records:
-        """All steps as arrays, oldest first. The frames are decompressed, so mind the size."""
+        """All steps as arrays, oldest first. Frames are decompressed, which may take gigabytes."""
         slots = self.slots
         features = None if self.features is None else self.features[slots]
         return Records(self.frames[slots], self.rewards[slots], self.actions[slots], features)

@@ -18,7 +18,7 @@ Picture = npt.NDArray[np.uint8]
 
 _Format = tuple[str, str, list[str]]
 """ffmpeg's codec, pixel format and options."""
-_H264: _Format = ("libx264", "yuv420p", ["-crf", "18", "-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2"])  # which has even sides
+_H264: _Format = ("libx264", "yuv420p", ["-crf", "18", "-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2"])  # needs even sides
 _PALETTES = "split[a][b];[a]palettegen=stats_mode=single:reserve_transparent=0[p];[b][p]paletteuse=new=1:dither=none"
 _LOSSY: dict[str, _Format] = {".mp4": _H264, ".mkv": _H264, ".gif": ("gif", "pal8", ["-filter_complex", _PALETTES])}
 _LOSSLESS: dict[str, _Format] = {

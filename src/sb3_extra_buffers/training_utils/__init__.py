@@ -1,5 +1,10 @@
-"""Helpers for training: Atari environments (:mod:`.atari`), evaluation (:mod:`.eval_model`), filling a buffer before
-training (:mod:`.buffer_warmup`), logging its cost (:mod:`.callbacks`), checkpoints of a model and its buffer
-(:mod:`.checkpoints`), and buffers in the RL Zoo (:mod:`.rl_zoo`). Environments that run on a GPU (:mod:`.device_env`),
-and loops for them (:mod:`.device_loop`).
+"""Helpers for training.
+
+* :mod:`.atari`: Atari environments
+* :mod:`.eval_model`: evaluate a model
+* :mod:`.buffer_warmup`: fill a buffer before training
+* :mod:`.callbacks`: log the memory of a buffer
+* :mod:`.checkpoints`: save and resume a model together with its buffer
+* :mod:`.rl_zoo`: buffer classes in the RL Zoo
+* :mod:`.device_env`, :mod:`.device_loop`: environments that run on a GPU, and training loops for them
 """

@@ -40,7 +40,7 @@ class Transition(NamedTuple):
 
 
 class Collector:
-    """Steps an environment with a model, and adds every step to buffers. ``model`` only needs SB3's ``predict``."""
+    """Plays an environment with a model, and adds every step to buffers. ``model`` only needs SB3's ``predict``."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Collector:
         return self._seen if self._normalizer is None else self._normalizer.get_original_obs()
 
     def _with_terminal_obs(self, dones: npt.NDArray[np.bool_], infos: list[dict[str, Any]]) -> Any:
-        """The new observations, but for the environments that were reset the last one before the reset."""
+        """The new observations; for environments that were reset, the last observation before the reset."""
         ended = [i for i in np.flatnonzero(dones).tolist() if infos[i].get("terminal_observation") is not None]
         if not ended:
             return self.obs
@@ -113,7 +113,7 @@ class Collector:
 
 
 class ReplayWriter:
-    """Fills a replay buffer. One for fewer environments gets the first of them."""
+    """Fills a replay buffer. If it is for fewer environments, it gets the first ones."""
 
     def __init__(self, buffer: ReplayBuffer, collector: Collector) -> None:
         self.buffer = buffer

@@ -69,7 +69,7 @@ class TrackedStep(NamedTuple):
 class DeviceVecEnv(VecEnv):
     """A :class:`DeviceEnv` as a ``VecEnv``.
 
-    ``reset`` and ``step`` exchange NumPy arrays, as SB3 expects it; episodes are reported as by ``Monitor``.
+    ``reset`` and ``step`` exchange NumPy arrays, as SB3 expects. Episodes are reported as ``Monitor`` reports them.
     ``reset_tensors`` and ``step_tensors`` do the same without leaving the device.
     """
 
@@ -176,7 +176,7 @@ class DeviceVecEnv(VecEnv):
         raise NotImplementedError(f"{method_name!r} of single environments: these ones only act together.")
 
     def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
-        """There are no wrappers, but episodes are reported as ``Monitor`` does it."""
+        """There are no wrappers, but episodes are reported as ``Monitor`` reports them."""
         return [wrapper_class is Monitor] * len(self._get_indices(indices))  # type: ignore[arg-type]
 
 

@@ -4,8 +4,8 @@ SB3 copies observations, actions and rewards between device and host in every st
 device (:class:`~sb3_extra_buffers.training_utils.device_env.DeviceVecEnv`) and a buffer that keeps observations there,
 no copy is needed. Only ``collect_rollouts`` is replaced. Under the same seed, it leads to the same weights as SB3's.
 
-What the host must know are the ends of episodes: for statistics, and for the values of observations at which a time
-limit struck. These few numbers are copied in the background, and looked at some steps later.
+The host only needs to know when episodes end: for statistics, and to bootstrap after a time limit. These few numbers
+are copied to the host in the background, and used some steps later.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from sb3_extra_buffers.gpu_buffers.transfer import Report, upload
 from sb3_extra_buffers.training_utils.device_env import DeviceVecEnv, Observations, TrackedStep
 
 MAX_PENDING = 8
-"""Steps after which the host waits for the summary of the oldest. Their terminal observations are kept until then."""
+"""With more steps than this whose summary has not arrived, the host waits for the oldest one. Their terminal
+observations are kept until then."""
 
 Algorithm = TypeVar("Algorithm", bound=type)
 
@@ -73,7 +74,7 @@ def _subclass(algorithm: type) -> Any:
 
 
 class ArrivedSummary(NamedTuple):
-    """A step, as far as the host knows it."""
+    """The summary of a step, once it is on the host."""
 
     summary: npt.NDArray[np.float32]
     """As :attr:`TrackedStep.summary`."""
@@ -116,7 +117,7 @@ class _Loop:
         self._pending_summaries.append((report, number, tracked.step.final_obs))
 
     def _arrived_summaries(self: Any, everything: bool = False) -> Iterator[ArrivedSummary]:
-        """Those that are on the host by now, in order; or all of them, for which the host waits."""
+        """Summaries that have arrived on the host, in order. With ``everything``, the host waits for all of them."""
         waiting = self._pending_summaries
         while waiting and (everything or len(waiting) > MAX_PENDING or waiting[0][0].has_arrived):
             report, number, final_obs = waiting.popleft()
@@ -190,7 +191,7 @@ class _OnPolicyLoop(_Loop):
         return [*super()._excluded_save_params(), "_bounds", "_terminal_values"]
 
     def _process_summaries(self: Any, env: DeviceVecEnv, everything: bool = False) -> None:
-        """Note episodes that have ended, and the values of observations at which a time limit struck."""
+        """Record episodes that have ended, and the values of the last observations before time limits."""
         for summary, number, final_obs in self._arrived_summaries(everything):
             self.ep_info_buffer.extend(env.episodes(summary).values())
             for i in np.flatnonzero(summary[1]).tolist():
@@ -201,7 +202,7 @@ class _OnPolicyLoop(_Loop):
                 self._terminal_values.append((number, i, self.gamma * value.reshape(())))
 
     def _add_terminal_values(self: Any, rollout_buffer: RolloutBuffer) -> None:
-        """Bootstrap the rewards of steps at which a time limit struck."""
+        """Bootstrap the rewards of steps that ended by a time limit."""
         if self._terminal_values:
             steps, envs, values = zip(*self._terminal_values, strict=True)
             rollout_buffer.rewards[steps, envs] += th.stack(values).cpu().numpy()
@@ -265,7 +266,7 @@ class _OffPolicyLoop(_Loop):
         return actions
 
     def _process_summaries(self: Any, env: DeviceVecEnv, log_interval: int | None, everything: bool) -> None:
-        """Note episodes that have ended, and write the log every ``log_interval`` of them."""
+        """Record episodes that have ended, and write the log after every ``log_interval`` episodes."""
         for summary, _, _ in self._arrived_summaries(everything):
             episodes = env.episodes(summary)
             self.ep_info_buffer.extend(episodes.values())

@@ -17,12 +17,12 @@ from sb3_extra_buffers.errors import ConfigurationError
 class DummyVecRolloutBuffer(RolloutBuffer):
     """Forwards every call to all of its buffers, and returns the result of the first.
 
-    So a model can train on one buffer while others, filled with the same steps, are measured or compared. All sample
-    the batches that the first would sample alone.
+    So a model can train on one buffer while others get the same steps, to be measured or compared. All of them sample
+    the batches that the first one would sample alone.
 
     :param use_threads: Run the calls in parallel, one thread per buffer.
-    :param buffers: Rollout buffers for as many steps and environments as this one; or functions that create one, such
-        as a class or a :class:`functools.partial`, which get the arguments of this one.
+    :param buffers: Rollout buffers with the same number of steps and environments as this one; or functions that create
+        one, such as a class or a :class:`functools.partial`, which are called with the arguments of this one.
     """
 
     def __init__(
