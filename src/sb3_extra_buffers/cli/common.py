@@ -72,7 +72,9 @@ def env_options(steps: int) -> Callable[[Command], Any]:
             play = Play(**{name: given.pop(name) for name in Play.__dataclass_fields__})
             return command(play=play, **given)
 
-        return functools.reduce(lambda decorated, option: option(decorated), reversed(options), bundled)
+        for option in reversed(options):
+            bundled = option(bundled)
+        return bundled
 
     return decorate
 

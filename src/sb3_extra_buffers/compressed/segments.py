@@ -75,6 +75,21 @@ class SegmentHeader(NamedTuple):
     policy_version: int | None
     extra: dict[str, Any]
 
+    @classmethod
+    def read(cls, header: SavedState) -> SegmentHeader:
+        extra = decode(header.value("extra"))
+        if not isinstance(extra, dict):
+            raise header.error("extra", "must be a dict")
+        return cls(
+            header.integer("n_steps", 0, _MOST_STEPS),
+            header.integer("columns", 1, 2),
+            str(header.value("stream")),
+            header.integer("sequence"),
+            header.integer("first_step"),
+            header.integer("policy_version", -_LARGEST_VERSION) if header.has("policy_version") else None,
+            extra,
+        )
+
     def info(self, n_steps: int, n_transitions: int, continues: bool) -> SegmentInfo:
         return SegmentInfo(n_steps, n_transitions, self.sequence, continues, self.policy_version, self.extra)
 
@@ -132,35 +147,9 @@ class SegmentBuffer(SaveableBuffer):
             self._check_segments()
             if getattr(self, "generator_ready", False):
                 raise SegmentError("Export the rollout before get() is called, which reorders it.")
-            sent = self._exported
-            if sent is None or everything:
-                sent = _Sent(secrets.token_hex(8), self.pos, self._n_added)
-                n_new = self.size() if isinstance(self, ReplayBuffer) else self.pos
-            else:
-                n_new = self.pos - sent.pos
-                if isinstance(self, ReplayBuffer):
-                    # The position is right even after Ctrl-C. The count tells how often the buffer was filled since.
-                    counted = self._n_added - sent.n_added
-                    n_new = counted + (n_new - counted) % self.buffer_size
-                if restart:
-                    sent = _Sent(secrets.token_hex(8), sent.pos, sent.n_added)
-            # With optimize_memory_usage, the newest next observation is in the slot of the oldest transition.
-            shares_slots = isinstance(self, ReplayBuffer) and self._n_columns == 1
-            n_steps = min(n_new, self.buffer_size - int(shares_slots))
-            slots = (self.pos - n_steps + np.arange(n_steps)) % self.buffer_size
-            state: dict[str, Any] = {"fields": {}, "stores": {}}
-            known: dict[str, set[str]] = sent.known
-            if n_steps:
-                known = {}
-                columns = [np.append(slots, self.pos)] if shares_slots else [slots] * self._n_columns
-                for key, store in self._stores.items():
-                    part, known[key] = segments.export_steps(store, columns, sent.known.get(key, set()))
-                    state["stores"][key] = part
-                state["fields"] = {
-                    name: self._field_rows(name, slots) for name in self._segment_fields or self._saved_fields
-                }
-                state |= self._further_segment_state(slots, priorities)
-            plain, arrays = flat(state)
+            sent, n_new = self._not_exported(restart, everything)
+            n_steps = min(n_new, self.buffer_size - int(self._shares_slots))
+            state, known = self._segment_state(n_steps, sent.known, priorities)
             header = {
                 "version": SEGMENT_VERSION,
                 "library": __version__,
@@ -176,9 +165,48 @@ class SegmentBuffer(SaveableBuffer):
                 "policy_version": None if policy_version is None else int(policy_version),
                 "extra": encode(dict(extra or {}), "extra"),
             }
+            plain, arrays = flat(state)
             data = container.pack({"segment": header, "state": plain}, arrays)
             self._exported = _Sent(sent.stream, self.pos, self._n_added, sent.sequence + 1, sent.n_steps + n_new, known)
         return data
+
+    def _not_exported(self, restart: bool, everything: bool) -> tuple[_Sent, int]:
+        """What was exported before, and how many steps were added since."""
+        is_replay, sent = isinstance(self, ReplayBuffer), self._exported
+        if sent is None or everything:
+            n_steps = self.size() if is_replay else self.pos
+            return _Sent(secrets.token_hex(8), self.pos, self._n_added), n_steps
+        n_steps = self.pos - sent.pos
+        if is_replay:
+            # The position is right even after Ctrl-C. The count tells how often the buffer was filled since.
+            counted = self._n_added - sent.n_added
+            n_steps = counted + (n_steps - counted) % self.buffer_size
+        if restart:
+            sent = _Sent(secrets.token_hex(8), sent.pos, sent.n_added)
+        return sent, n_steps
+
+    @property
+    def _shares_slots(self) -> bool:
+        """Whether the next observation of a step is the observation in the next slot, by optimize_memory_usage."""
+        return isinstance(self, ReplayBuffer) and self._n_columns == 1
+
+    def _segment_state(
+        self, n_steps: int, known: dict[str, set[str]], priorities: bool
+    ) -> tuple[dict[str, Any], dict[str, set[str]]]:
+        """The newest steps, and the references that the receiver will know, given those that it knows now."""
+        if n_steps == 0:
+            return {"fields": {}, "stores": {}}, known
+        slots = (self.pos - n_steps + np.arange(n_steps)) % self.buffer_size
+        columns = [np.append(slots, self.pos)] if self._shares_slots else [slots] * self._n_columns
+        exported = {
+            key: segments.export_steps(store, columns, known.get(key, set())) for key, store in self._stores.items()
+        }
+        state = {
+            "fields": {name: self._field_rows(name, slots) for name in self._segment_fields or self._saved_fields},
+            "stores": {key: part for key, (part, _) in exported.items()},
+            **self._further_segment_state(slots, priorities),
+        }
+        return state, {key: references for key, (_, references) in exported.items()}
 
     def _n_unsent(self) -> int:
         """How many steps were added since the last export."""
@@ -211,35 +239,24 @@ class SegmentBuffer(SaveableBuffer):
         self, data: bytes | bytearray | memoryview | npt.NDArray[np.uint8]
     ) -> Iterator[tuple[SegmentHeader, SavedState]]:
         """The header and the contents of a segment for this buffer."""
-        with as_corrupt(_NAME):  # type: ignore[arg-type]  # only for messages
+        with as_corrupt(_NAME):
             file = container.unpack(bytes(data), _NAME)
             claimed = sum(array.nbytes for array in file.arrays.values())
             if claimed > _MOST_ZEROS + _MOST_REPETITIONS * file.end:  # zeros are not stored
                 raise CorruptDataError(f"{_NAME} claims to hold {claimed:,} bytes in {file.end:,}.")
-            plain_header, state = _checked_header(file.meta)
+            plain_header, state = _header_and_state(file.meta)
             header = SavedState(file, plain_header)
-            self._check_header(header)
-            extra = decode(header.value("extra"))
-            if not isinstance(extra, dict):
-                raise header.error("extra", "must be a dict")
-            found = SegmentHeader(
-                header.integer("n_steps", 0, _MOST_STEPS),
-                header.integer("columns", 1, 2),
-                str(header.value("stream")),
-                header.integer("sequence"),
-                header.integer("first_step"),
-                header.integer("policy_version", -_LARGEST_VERSION) if header.has("policy_version") else None,
-                extra,
-            )
-            yield found, SavedState(file, state)
+            self._check_is_for_this_buffer(header)
+            yield SegmentHeader.read(header), SavedState(file, state)
 
     def _append_segment(
         self, segment: SavedState, n_steps: int, n_columns: int, continues: bool, received: ReceivedSegment
     ) -> None:
         """Append steps, and remember ``received``, which holds the references of the previous segment."""
         self._check_room(n_steps, continues)
-        shares = isinstance(self, ReplayBuffer)
-        n_rows = [n_steps] * n_columns if n_columns == 2 or not shares else [n_steps + 1]
+        has_next = isinstance(self, ReplayBuffer)
+        # A single column of a replay buffer has one observation more, which is the last next observation.
+        n_rows = [n_steps + 1] if has_next and n_columns == 1 else [n_steps] * n_columns
         rows, further, observations = {}, None, {}
         if n_steps:
             for name in self._segment_fields or self._saved_fields:
@@ -255,7 +272,7 @@ class SegmentBuffer(SaveableBuffer):
                 self._end_episodes()
             if n_steps:
                 for key, found in observations.items():
-                    segments.place(self._stores[key], segments.as_columns(found, self._n_columns, shares), self.pos)
+                    segments.place(self._stores[key], segments.as_columns(found, self._n_columns, has_next), self.pos)
                 kept = min(n_steps, self.buffer_size)
                 slots = (self.pos + np.arange(n_steps - kept, n_steps)) % self.buffer_size
                 self._place_rows(slots, {name: row[n_steps - kept :] for name, row in rows.items()})
@@ -314,7 +331,7 @@ class SegmentBuffer(SaveableBuffer):
             self._spaces_digest = xxhash.xxh3_64_hexdigest(json.dumps(spaces, sort_keys=True).encode())
         return self._spaces_digest
 
-    def _check_header(self, header: SavedState) -> None:
+    def _check_is_for_this_buffer(self, header: SavedState) -> None:
         if header.value("kind") != self._segment_kind():
             raise SegmentError(
                 f"The segment is of a {header.value('kind')} buffer, but {type(self).__name__} is a "
@@ -331,7 +348,7 @@ class SegmentBuffer(SaveableBuffer):
             )
 
 
-def _checked_header(meta: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _header_and_state(meta: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     header, state = meta.get("segment"), meta.get("state")
     if not isinstance(header, dict) or not isinstance(state, dict):
         raise FileFormatError("These bytes are a saved buffer, not a segment of one: use load().")

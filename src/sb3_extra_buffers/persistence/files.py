@@ -91,7 +91,7 @@ def read_arguments(file: Container) -> dict[str, Any]:
 
 
 @contextmanager
-def as_corrupt(path: Path) -> Iterator[None]:
+def as_corrupt(path: Path | str) -> Iterator[None]:
     """Turn any error that the contents of a file cause into a :class:`CorruptDataError`."""
     try:
         yield
