@@ -1,4 +1,4 @@
-"""Convert replay buffers to and from SB3's buffers, datasets of Minari and LeRobot, and plain arrays, some slots at a time."""
+"""Convert replay buffers to and from SB3's buffers, datasets of Minari and LeRobot, and plain arrays, slot by slot."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class StepLatents(CompressedReplayBuffer):
     def _declare_latents(self, latents: Mapping[str, LatentShape]) -> None:
         """To be called before the constructor."""
         self.latents = {str(name): _shape_and_dtype(name, given) for name, given in latents.items()}
-        self._latent_rows: dict[str, npt.NDArray[Any]] = {}
+        self._latent_rows: dict[str, Any] = {}
         """The latents of the step that is being added."""
         self._saved_fields = (  # type: ignore[misc]  # of the class, but here each buffer has its own
             *type(self)._saved_fields,
@@ -45,14 +45,16 @@ class StepLatents(CompressedReplayBuffer):
         for name, values in self._latent_rows.items():
             self._latent(name)[pos] = values
 
-    def _checked_latents(self, latents: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
-        """The latents of a step, all of them and ready to be stored, or an error."""
+    def _begin_step(self, latents: Mapping[str, Any]) -> None:
+        """Check the latents of a step, before anything of it is stored."""
         self._check_names(latents)
-        arrays = {name: self._latent(name) for name in self.latents}
-        return {
-            name: row_of(array, on_host(latents[name])) if name in latents else np.zeros(array.shape[1:], array.dtype)
-            for name, array in arrays.items()
+        self._latent_rows = {
+            name: self._latent_row(name, latents[name]) if name in latents else 0 for name in self.latents
         }
+
+    def _latent_row(self, name: str, values: Any) -> Any:
+        """Values that a user gives for a step, of all environments, or an error."""
+        return row_of(self._latent(name), on_host(values))
 
     def _check_names(self, latents: Mapping[str, Any]) -> None:
         for name in latents:
@@ -63,11 +65,10 @@ class StepLatents(CompressedReplayBuffer):
                     f"latents of {type(self).__name__}()."
                 )
 
-    def _latent(self, name: str) -> npt.NDArray[Any]:
-        array: npt.NDArray[Any] = getattr(self, _attribute(name))
-        return array
+    def _latent(self, name: str) -> Any:
+        return getattr(self, _attribute(name))
 
-    def _latents_at(self, places: Indices) -> dict[str, npt.NDArray[Any]]:
+    def _latents_at(self, places: Indices) -> dict[str, Any]:
         """Copies of the latents at given places, ``slot * n_envs + env``."""
         return {
             name: self._latent(name).reshape(-1, *shape).take(places, axis=0)
@@ -87,21 +88,28 @@ class StepLatents(CompressedReplayBuffer):
         """
         self._check_names(latents)
         where = np.asarray(on_host(positions))
-        given = {}
-        for name, values in latents.items():
-            latent = self._latent(name)
-            array, shape = np.asarray(on_host(values), dtype=latent.dtype), latent.shape[2:]
-            if array.shape != (*where.shape, *shape):
-                raise ConfigurationError(
-                    f"The latent {name!r} of positions of shape {where.shape} must have the shape "
-                    f"{(*where.shape, *shape)}, not {array.shape}."
-                )
-            given[name] = array.reshape(-1, *shape)
         with self._lock.held:
+            given = {}
+            for name, values in latents.items():
+                rows, shape = self._latent_values(name, values), self.latents[name][0]
+                if tuple(rows.shape) != (*where.shape, *shape):
+                    raise ConfigurationError(
+                        f"The latent {name!r} of positions of shape {where.shape} must have the shape "
+                        f"{(*where.shape, *shape)}, not {tuple(rows.shape)}."
+                    )
+                given[name] = rows.reshape(-1, *shape)
             places, is_stored = self._places_of(where.reshape(-1))
-            for name, rows in given.items():
-                latent = self._latent(name)
-                latent.reshape(-1, *latent.shape[2:])[places] = rows[is_stored]
+            self._replace_latents(places, is_stored, given)
+
+    def _latent_values(self, name: str, values: Any) -> Any:
+        """Values that a user gives, with the dtype of the latent."""
+        return np.asarray(on_host(values), dtype=self._latent(name).dtype)
+
+    def _replace_latents(self, places: Indices, is_stored: npt.NDArray[np.bool_], latents: dict[str, Any]) -> None:
+        """Write those rows of ``latents`` for which ``is_stored`` says so, one after the other, to ``places``."""
+        for name, rows in latents.items():
+            latent = self._latent(name)
+            latent.reshape(-1, *latent.shape[2:])[places] = rows[is_stored]
 
     @abstractmethod
     def _places_of(self, positions: Indices) -> tuple[Indices, npt.NDArray[np.bool_]]:

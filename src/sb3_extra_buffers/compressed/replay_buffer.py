@@ -109,7 +109,7 @@ class CompressedReplayBuffer(BufferWithFlags, Conversions, ReplayBuffer):
             for store, _ in staged:
                 store.finish_step()
 
-    def _commit(self, pos: int, staged: list[tuple[BaseStore, Any]], row: tuple[Any, ...]) -> None:
+    def _commit(self, pos: int, staged: list[tuple[Any, Any]], row: Any) -> None:
         """Make a stored transition the one at ``pos``. Doing it twice does no harm."""
         for store, step in staged:
             store.place_step(pos, step)

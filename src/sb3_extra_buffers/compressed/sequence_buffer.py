@@ -26,7 +26,7 @@ from sb3_extra_buffers.compressed.sequence_index import Changes, SequenceIndex, 
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
 from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.state import SavedState, State
-from sb3_extra_buffers.storage.base_store import CPU, BaseStore
+from sb3_extra_buffers.storage.base_store import CPU
 from sb3_extra_buffers.storage.memory import zeros
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 from sb3_extra_buffers.storage.usage import MemoryUsage
@@ -54,6 +54,17 @@ class SequenceReplayBufferSamples(NamedTuple):
     """Of each step, for :meth:`CompressedSequenceReplayBuffer.update_latents`; -1 where there is none. An array."""
     next_observations: th.Tensor | TensorDict | None
     """What each step led to, also at the ends of episodes, with ``include_next_observations=True``."""
+
+
+class Steps(NamedTuple):
+    """Steps of a batch, one after the other, as tensors or dicts of tensors."""
+
+    observations: Any
+    next_observations: Any
+    """An empty dict where they are not wanted."""
+    actions: th.Tensor
+    rewards: th.Tensor
+    latents: TensorDict
 
 
 class CompressedSequenceReplayBuffer(StepLatents):
@@ -164,12 +175,12 @@ class CompressedSequenceReplayBuffer(StepLatents):
         :param latents: Values of shape ``(n_envs, ...)`` for the latents of the step. Those that are missing are zero.
         """
         with self._lock.held:
-            self._latent_rows = self._checked_latents(latents or {})
+            self._begin_step(latents or {})
             self._index.begin_step()
             super().add(obs, next_obs, action, reward, done, infos)
 
-    def _commit(self, pos: int, appended: list[tuple[BaseStore, Any]], row: tuple[Any, ...]) -> None:
-        super()._commit(pos, appended, row)
+    def _commit(self, pos: int, staged: list[tuple[Any, Any]], row: Any) -> None:
+        super()._commit(pos, staged, row)
         index, previous = self._index, (pos - 1) % self.buffer_size
         index.remember_or_undo()
         has_ended = self._has_ended(previous)
@@ -191,7 +202,7 @@ class CompressedSequenceReplayBuffer(StepLatents):
                 # Usually they differ. But a new codec stores an observation again.
                 envs = np.flatnonzero(~shared)
                 where = [(1, np.full(len(envs), previous)), (0, np.full(len(envs), slot))]
-                before, now = (part.reshape(len(envs), -1) for part in store.read_stored(where, envs, CPU))
+                before, now = (part.reshape(len(envs), -1) for part in store.read(where, envs, CPU))
                 shared[envs] = [a.tobytes() == b.tobytes() for a, b in zip(before, now, strict=True)]
             follows &= shared
         return follows
@@ -247,36 +258,48 @@ class CompressedSequenceReplayBuffer(StepLatents):
                 np.ascontiguousarray(part.T) for part in (places, mask, is_first, positions)
             )
         flat, hidden = places.reshape(-1), None if mask.all() else ~mask.reshape(-1)
-        observations = self._observations_at(flat, hidden, env)
         terminals = self._dones_at(flat).reshape(places.shape) > 0
         ended = self._has_ended(np.divmod(places, self.n_envs))
-        rewards = self._normalize_reward(self.rewards.reshape(-1).take(places), env)
-        actions = self.actions.reshape(-1, self.action_dim).take(flat, axis=0)
-        latents = self._latents_at(flat)
-        if hidden is not None:
-            rewards[~mask] = 0
-            for values in (actions, *latents.values()):
-                values[hidden] = 0
+        flags = {
+            "is_first": is_first & mask,
+            "terminals": terminals & mask,
+            "truncations": ended & ~terminals & mask,
+            "mask": mask,
+        }
+        observations, next_observations, actions, rewards, latents = (
+            map_parts(lambda rows: rows.reshape(*places.shape, *rows.shape[1:]), part)
+            for part in self._steps_at(flat, hidden, env)
+        )
         return SequenceReplayBufferSamples(
-            observations=self._as_sequences(observations[0], places.shape),
-            actions=self._as_sequences(actions, places.shape),
-            rewards=self.to_torch(rewards, copy=False),
-            is_first=self.to_torch(is_first & mask, copy=False),
-            terminals=self.to_torch(terminals & mask, copy=False),
-            truncations=self.to_torch(ended & ~terminals & mask, copy=False),
-            mask=self.to_torch(mask, copy=False),
-            latents=self._as_sequences(latents, places.shape),
+            observations=observations,
+            actions=actions,
+            rewards=rewards,
+            **self._flag_tensors(flags),
+            latents=latents,
             positions=positions,
-            next_observations=self._as_sequences(observations[1], places.shape)
-            if self.include_next_observations
-            else None,
+            next_observations=next_observations if self.include_next_observations else None,
         )
 
-    def _observations_at(self, places: Indices, hidden: npt.NDArray[np.bool_] | None, env: VecNormalize | None) -> Any:
-        """Observations and, if they are wanted, next observations at given places, as arrays or dicts of arrays.
+    def _flag_tensors(self, flags: dict[str, npt.NDArray[np.bool_]]) -> dict[str, th.Tensor]:
+        return {name: self.to_torch(flag, copy=False) for name, flag in flags.items()}
 
-        :param hidden: Which of them to set to zero.
+    def _steps_at(self, places: Indices, hidden: npt.NDArray[np.bool_] | None, env: VecNormalize | None) -> Steps:
+        """The steps at given places.
+
+        :param hidden: Which of them are padding, where everything is zero.
         """
+        observations = self._observations_at(places, hidden, env)
+        rewards = self._normalize_reward(self.rewards.reshape(-1).take(places), env)
+        actions = self.actions.reshape(-1, self.action_dim).take(places, axis=0)
+        latents = self._latents_at(places)
+        if hidden is not None:
+            for values in (rewards, actions, *latents.values()):
+                values[hidden] = 0
+        parts = (*observations, actions, rewards, latents)
+        return Steps(*(map_parts(lambda rows: self.to_torch(rows, copy=False), part) for part in parts))
+
+    def _observations_at(self, places: Indices, hidden: npt.NDArray[np.bool_] | None, env: VecNormalize | None) -> Any:
+        """Observations and next observations at given places, as arrays or dicts of arrays."""
         slots, envs = np.divmod(places, self.n_envs)
         wanted = [(0, slots), (1, slots)] if self.include_next_observations else [(0, slots)]
         parts = {key: store.read(wanted, envs, self.device) for key, store in self._stores.items()}
@@ -287,11 +310,7 @@ class CompressedSequenceReplayBuffer(StepLatents):
             if hidden is not None:
                 map_parts(lambda array: array.__setitem__(hidden, 0), normalized)
             columns.append(normalized)
-        return columns
-
-    def _as_sequences(self, values: Any, shape: tuple[int, ...]) -> Any:
-        """Rows as tensors whose first two axes are those of a batch."""
-        return map_parts(lambda rows: self.to_torch(rows, copy=False).reshape(*shape, *rows.shape[1:]), values)
+        return columns if self.include_next_observations else [*columns, {}]
 
     def _places_of(self, positions: Indices) -> tuple[Indices, npt.NDArray[np.bool_]]:
         """Where the steps of ``positions`` are that are still stored, and which these are."""
