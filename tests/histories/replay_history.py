@@ -13,7 +13,7 @@ import torch as th
 from tests.histories.history import History, goal_env
 from tests.histories.models import OneBufferPerKey, Priorities, model_class, plain
 from tests.histories.plans import Plan
-from tests.transitions import assert_same
+from tests.transitions import Transition, assert_same
 
 FIELDS = ("actions", "rewards", "dones", "timeouts")
 
@@ -85,19 +85,23 @@ class ReplayHistory(History):
     def add(self) -> None:
         step = self.next_step()
         slot = self.subject.pos
-        ours = self.copied(step)
-        if self.plan.path in ("tensors", "kernels", "cuda") and self.rng.random() < 0.9:
-            obs, next_obs = (self._as_tensors(part) for part in ours[:2])
-            ours = ours._replace(obs=obs, next_obs=next_obs)
-        self.subject.add(*ours)
+        self.subject.add(*self.on_device(step))
         self.model.add(*self.copied(step))
         if self.priorities is not None:
             self.priorities.added(slot)
 
-    def _as_tensors(self, observations: Any) -> Any:
-        if isinstance(observations, dict):
-            return {key: self._as_tensors(part) for key, part in observations.items()}
-        return th.from_numpy(observations).to(self.plan.device)
+    def on_device(self, step: Transition) -> Transition:
+        """A step for our buffer, whose observations may be tensors on its device."""
+        ours = self.copied(step)
+        if self.plan.path in ("tensors", "kernels", "cuda") and self.rng.random() < 0.9:
+            obs, next_obs = (self._as_tensors(part) for part in ours[:2])
+            ours = ours._replace(obs=obs, next_obs=next_obs)
+        return ours
+
+    def _as_tensors(self, values: Any) -> Any:
+        if isinstance(values, dict):
+            return {key: self._as_tensors(part) for key, part in values.items()}
+        return th.from_numpy(values).to(self.plan.device)
 
     def end_episodes(self) -> None:
         """What algorithms do when learning begins anew."""

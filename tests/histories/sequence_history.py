@@ -154,7 +154,8 @@ class SequenceHistory(ReplayHistory):
         }
         follows = self._follows(step.obs, previous)
         ended = ((model.dones[previous] > 0) | (model.timeouts[previous] > 0)).tolist()
-        self.subject.add(*self.copied(step), **({"latents": latents} if latents else {}))
+        given = self._as_tensors(latents) if self.plan.name.on_device and self.rng.random() < 0.5 else latents
+        self.subject.add(*self.on_device(step), **({"latents": given} if given else {}))
         model.add(*self.copied(step))
         ends = ((model.dones[slot] > 0) | (model.timeouts[slot] > 0)).tolist()
         kept.add(slot, follows, ended, ends)
@@ -185,7 +186,7 @@ class SequenceHistory(ReplayHistory):
     # Reading
 
     def sample(self) -> None:
-        kept, size = self.steps_kept, int(self.rng.choice([1, 8, 16]))
+        kept, size = self.steps_kept, int(self.rng.choice([1, 4] if self.plan.path == "kernels" else [1, 8, 16]))
         anchors = kept.anchors()
         assert self.subject.n_sequences == len(anchors)
         if not anchors:
@@ -306,7 +307,8 @@ class SequenceHistory(ReplayHistory):
         slots = {(step.number, env): step.slot for env, steps in enumerate(kept.of_env) for step in steps}
         for name, values in latents.items():
             values = self.rng.normal(size=values.shape).astype(kept.latents[name].dtype)
-            self.subject.update_latents(positions, {name: values})
+            given = self._as_tensors({name: values}) if self.rng.random() < 0.5 else {name: values}
+            self.subject.update_latents(positions, given)
             flat = values.reshape(-1, *kept.latents[name].shape[2:])
             for position, value in zip(positions.reshape(-1).tolist(), flat, strict=True):
                 number, env = divmod(position, n_envs)

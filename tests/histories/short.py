@@ -75,6 +75,8 @@ def kernel_histories() -> list[Name]:
             ("GpuReplayBuffer", "rle", 1),
             ("GpuRolloutBuffer", "delta", 1),
             ("GpuRolloutBuffer", "rle", 1),
+            ("GpuSequenceReplayBuffer", "delta", 3),
+            ("GpuPrioritizedSequenceReplayBuffer", "rle", 1),
         )
         for number in range(count)
     ]

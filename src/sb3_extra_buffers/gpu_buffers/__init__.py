@@ -8,14 +8,24 @@ from sb3_extra_buffers.compatibility.device import COMPRESSION_METHOD_MAP, find_
 from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer
 from sb3_extra_buffers.gpu_buffers.replay_buffer import GpuDictReplayBuffer, GpuReplayBuffer
 from sb3_extra_buffers.gpu_buffers.rollout_buffer import GpuDictRolloutBuffer, GpuRolloutBuffer
+from sb3_extra_buffers.gpu_buffers.sequence_buffer import (
+    GpuDictPrioritizedSequenceReplayBuffer,
+    GpuDictSequenceReplayBuffer,
+    GpuPrioritizedSequenceReplayBuffer,
+    GpuSequenceReplayBuffer,
+)
 
 __all__ = [
     "COMPRESSION_METHOD_MAP",
     "BaseGpuBuffer",
+    "GpuDictPrioritizedSequenceReplayBuffer",
     "GpuDictReplayBuffer",
     "GpuDictRolloutBuffer",
+    "GpuDictSequenceReplayBuffer",
+    "GpuPrioritizedSequenceReplayBuffer",
     "GpuReplayBuffer",
     "GpuRolloutBuffer",
+    "GpuSequenceReplayBuffer",
     "find_gpu_buffer_dtypes",
     "has_zstd",
 ]

@@ -127,6 +127,10 @@ class Fields:
         self._lent[key] = weakref.ref(array, lambda _: self._lent.pop(key))
         return array
 
+    def peek(self, name: str) -> npt.NDArray[Any]:
+        """A field, to be read at once. Slots that were written on the device may be missing: see :meth:`fetch`."""
+        return self.foreign.get(name, self.rows[name])
+
     def row_for(self, slot: int) -> FieldRow | None:
         """What was entered into :attr:`prepared`, for the kernel that appends observations to write it to ``slot``.
 
@@ -172,7 +176,7 @@ class Fields:
     def from_host(self, slots: Indices, envs: Indices) -> tuple[th.Tensor, ...]:
         """Actions, rewards and dones, sent to the device, as SB3 does it."""
         self.fetch()
-        actions, rewards, dones, timeouts = (self.foreign.get(name, self.rows[name])[slots, envs] for name in FIELDS)
+        actions, rewards, dones, timeouts = (self.peek(name)[slots, envs] for name in FIELDS)
         arrays = actions, rewards[:, None], (dones * (1 - timeouts))[:, None]
         return tuple(upload(array, self._device) for array in arrays)
 

@@ -126,9 +126,15 @@ class PackedObservationStore(DeviceStore):
             digests = None if self.digests is None else [digests_of(observations)]
             frames.make_room(1, self._oldest)
             self._append_on_device(frames, [(column, slot)], Step(frames.staging.send([observations]), digests), lanes)
+            frames.staging.forget()  # the next step continues the step before, and not this
             if frames.arena.nbytes > self._compact_at:  # written in no order, slots leave dead records behind
                 self.compact()
             self._wait()
+
+    def is_shared(self, previous: int, slot: int) -> npt.NDArray[np.bool_]:
+        if self.device_frames is None:
+            return super().is_shared(previous, slot)
+        return (self._device_ends[1][previous] == self._device_ends[0][slot]).cpu().numpy()
 
     def read(self, wanted: list[tuple[int, Indices]], envs: Indices, device: th.device = CPU) -> list[npt.NDArray[Any]]:
         if self.device_frames is None:
@@ -276,6 +282,8 @@ class DenseObservationStore(DeviceStore):
         shape = (len(self.ends), self.n_slots, self.n_envs, self._row_bytes)
         self.values = th.zeros(shape, dtype=th.uint8, device=self.device)
         self._staging = ObservationStaging(StackLayout(self.shape, self.stored_dtype), self.n_envs, self.device)
+        self._newest = 0, 0
+        """The column and slot of the last observation of the newest step."""
         self.ends = []
 
     @property
@@ -315,8 +323,10 @@ class DenseObservationStore(DeviceStore):
         pass  # there is room for everything
 
     def write_step(self, places: list[tuple[int, int]], step: Step, fields: FieldRow | None = None) -> None:
-        parts, (pixels, chunk, item), _ = step.parts
-        for (column, slot), part in zip(places, parts, strict=True):
+        parts, (pixels, chunk, item), continues = step.parts
+        if continues:
+            self.values[places[0]].copy_(self.values[self._newest])
+        for (column, slot), part in zip(places[continues:], parts, strict=True):
             target = self.values[column, slot].view(-1)
             rows = part.view(-1)[: target.numel()]
             if pixels > 1:
@@ -324,11 +334,14 @@ class DenseObservationStore(DeviceStore):
                 rows = rows.view(self.n_envs, pixels, chunk // item, item)
             target.copy_(rows)
             self.slots_used = max(self.slots_used, slot + 1)
+        self._newest = places[-1]
+        self._staging.note_appended()
         self._place_digests(places, step.digests)
 
     def write(self, column: int, slot: int, observations: npt.NDArray[Any], lanes: Indices | None = None) -> None:
         with self.lock.held, uninterrupted():
             self._wait()
+            self._staging.forget()
             # As bytes: torch cannot assign to an index of every type.
             rows = upload(observations, self.device).view(th.uint8).view(-1, self._row_bytes)
             if lanes is None:
@@ -351,8 +364,12 @@ class DenseObservationStore(DeviceStore):
         stored = [values.view(dtype).view(n, *self.shape) for values in found]
         return self._outputs_of(columns, places, stored)
 
+    def is_shared(self, previous: int, slot: int) -> npt.NDArray[np.bool_]:
+        return (self.values[1, previous] == self.values[0, slot]).all(dim=1).cpu().numpy()
+
     def clear(self) -> None:
         with self.lock.held:
+            self._staging.forget()
             self.values.zero_()
             if self.digests is not None:
                 self.digests.clear(self.n_slots)
@@ -371,6 +388,7 @@ class DenseObservationStore(DeviceStore):
         return {"values": self.values.cpu().numpy(), "digests": digests}
 
     def restore(self, state: SavedState) -> None:
+        self._staging.forget()
         copy_into(self.values, state.array("values", np.uint8, tuple(self.values.shape)))
         self.slots_used = self.n_slots
         self._restore_digests(state)

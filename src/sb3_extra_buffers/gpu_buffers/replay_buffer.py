@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from sb3_extra_buffers.gpu_buffers.device_store import DeviceStore, Step
 from sb3_extra_buffers.gpu_buffers.fields import FIELDS, Fields, field_property
 from sb3_extra_buffers.gpu_buffers.kernels import kernel_module
 from sb3_extra_buffers.gpu_buffers.normalization import normalize_obs, normalize_reward
+from sb3_extra_buffers.gpu_buffers.transfer import Places
 from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.state import SavedState
 from sb3_extra_buffers.storage.usage import MemoryUsage
@@ -49,8 +51,12 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
 
     def memory_usage(self) -> MemoryUsage:
         usage = super().memory_usage()  # which does not know the fields
-        fields = round(self.size() / self.buffer_size * self._fields.rows.nbytes)
+        fields = round(self.size() / self.buffer_size * self._field_bytes)
         return replace(usage, fields=usage.fields + fields, raw_equivalent=usage.raw_equivalent + fields)
+
+    @property
+    def _field_bytes(self) -> int:
+        return self._fields.rows.nbytes
 
     @property
     def device_bytes(self) -> int:
@@ -71,10 +77,10 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
                 self._prepare_fields(action, reward, done, infos)
             pos, steps = self.pos, self._prepared_steps(obs, next_obs)
             try:
-                self._write_all(pos, steps, tensors)
+                self._commit(pos, steps, tensors)
             except BaseException:
                 # Once more, since it does no harm: a transition is there as a whole, or not at all.
-                self._write_all(pos, self._prepared_steps(obs, next_obs), tensors)
+                self._commit(pos, self._prepared_steps(obs, next_obs), tensors)
                 raise
 
     def _prepared_steps(self, obs: Any, next_obs: Any) -> list[tuple[DeviceStore, Step]]:
@@ -112,7 +118,7 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
             else:
                 prepared["timeouts"][...] = np.array([info.get(_TIMEOUT, False) for info in infos])
 
-    def _write_all(self, pos: int, steps: list[tuple[DeviceStore, Step]], tensors: dict[str, th.Tensor] | None) -> None:
+    def _commit(self, pos: int, steps: list[tuple[DeviceStore, Step]], tensors: dict[str, th.Tensor] | None) -> None:
         """Store a transition, for which there is room. Its fields are in ``tensors``, or were prepared on the host."""
         next_place = (0, (pos + 1) % self.buffer_size) if self.optimize_memory_usage else (1, pos)
         fields = self._fields.row_for(pos) if steps[0][0].takes_fields and tensors is None else None
@@ -150,16 +156,7 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
             columns, slots = _TWO_COLUMNS, [batch_inds]
             if self.optimize_memory_usage:
                 columns, slots = _ONE_COLUMN, [batch_inds, (batch_inds + 1) % self.buffer_size]
-            places = self._places(slots, env_indices)
-            fields = self._fields.batch(places.n)
-            # The first launch brings the fields along.
-            left, pairs = fields, {}
-            for key, store in self._device_stores.items():
-                pairs[key] = store.read_tensors(columns, places, left if store.gathers_fields else None)
-                left = None if store.gathers_fields else left
-            if left is not None and places.n:
-                kernel_module("gather").gather_fields(places, left)
-            actions, rewards, dones = self._fields.from_host(batch_inds, env_indices) if fields is None else fields[1:4]
+            pairs, (actions, rewards, dones) = self._gathered(columns, self._places(slots, env_indices))
             if env is not None:
                 rewards = normalize_reward(rewards, env)
             is_dict = SINGLE not in pairs
@@ -173,6 +170,18 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
             if not self._outputs_stay:
                 obs, actions, next_obs, dones, rewards = map(self._sent, (obs, actions, next_obs, dones, rewards))
         return (DictReplayBufferSamples if is_dict else ReplayBufferSamples)(obs, actions, next_obs, dones, rewards)
+
+    def _gathered(self, columns: list[int], places: Places) -> tuple[dict[str, list[th.Tensor]], Sequence[th.Tensor]]:
+        """The observations of each store and column at ``places``, and actions, rewards and dones."""
+        fields = self._fields.batch(places.n)
+        # The first launch brings the fields along.
+        left, found = fields, {}
+        for key, store in self._device_stores.items():
+            found[key] = store.read_tensors(columns, places, left if store.gathers_fields else None)
+            left = None if store.gathers_fields else left
+        if left is not None and places.n:
+            kernel_module("gather").gather_fields(places, left)
+        return found, self._fields.from_host(places.slots[0], places.envs) if fields is None else fields[1:4]
 
     def _move_fields(self, location: th.device) -> None:
         if "_fields" in self.__dict__:
