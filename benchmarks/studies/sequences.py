@@ -6,6 +6,10 @@ Both buffers hold the same steps of a recorded game. TorchRL's has observations,
 ``LazyTensorStorage``, and no next observations. Each buffer is in a process of its own, and they take turns. Memory is
 the growth of resident memory while the buffer is filled. A small buffer was filled and sampled before, so that code
 that is loaded on first use does not count.
+
+With ``--device cuda``, batches go to a GPU, and TorchRL is left out: the buffer in host memory, the one on the GPU, and
+rows of plain tensors on the GPU, which is the least that any buffer there has to do. Times of ``sample`` include the
+wait for the GPU.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from benchmarks.recordings import Recording, load_recording
 
 ROOT = Path(__file__).parents[2]
 OURS, TORCHRL = "CompressedSequenceReplayBuffer", "TorchRL"
+ON_DEVICE, DENSE = "GpuSequenceReplayBuffer", "plain tensors on the device"
 SEQUENCES, LENGTH = 16, 64
 FASTER, SMALLER = 5, 15
 """How many times faster and smaller than TorchRL's ours has to be."""
@@ -67,15 +72,18 @@ def steps_of(recording: Recording, stack: int, n_steps: int) -> Iterator[Step]:
             yield before
 
 
-def fill_ours(steps: Iterator[Step], size: int, stack: int) -> Sample:
+def new_buffer(name: str, size: int, stack: int, device: str) -> Any:
     from gymnasium import spaces
 
-    from sb3_extra_buffers import CompressedSequenceReplayBuffer
+    import sb3_extra_buffers
 
     images = spaces.Box(0, 255, (stack, 84, 84), np.uint8)
-    buffer = CompressedSequenceReplayBuffer(
-        size, images, spaces.Discrete(18), device="cpu", length=LENGTH, at_episode_end="stop"
-    )
+    buffer_class = getattr(sb3_extra_buffers, name)
+    return buffer_class(size, images, spaces.Discrete(18), device=device, length=LENGTH, at_episode_end="stop")
+
+
+def fill_ours(steps: Iterator[Step], size: int, stack: int) -> Sample:
+    buffer = new_buffer(OURS, size, stack, "cpu")
     for step in steps:
         buffer.add(*step, [{}])
     return lambda: buffer.sample(SEQUENCES)
@@ -121,6 +129,98 @@ def work(subject: str, game: str, n_steps: int, stack: int) -> None:
         print(time.perf_counter() - began, flush=True)
 
 
+class Dense:
+    """Steps in plain tensors on a device. Sequences may go on from one episode to the next."""
+
+    def __init__(self, size: int, stack: int, device: str) -> None:
+        import torch as th
+
+        self.device, self.n = device, 0
+        shapes = {"obs": ((stack, 84, 84), th.uint8), "action": ((1,), th.int64), "reward": ((), th.float32)}
+        shapes["done"] = (), th.bool
+        self.fields = {
+            name: th.empty((size, *shape), dtype=dtype, device=device) for name, (shape, dtype) in shapes.items()
+        }
+
+    def add(self, obs: Any, next_obs: Any, action: int, reward: float, done: bool, infos: Any) -> None:
+        import torch as th
+
+        self.fields["obs"][self.n] = th.from_numpy(obs).to(self.device)
+        for name, value in (("action", action), ("reward", reward), ("done", done)):
+            self.fields[name][self.n] = value
+        self.n += 1
+
+    def sample(self, n_sequences: int) -> Any:
+        import torch as th
+
+        starts = np.random.randint(0, self.n - LENGTH + 1, size=n_sequences)
+        rows = th.from_numpy(starts[:, None] + np.arange(LENGTH)).to(self.device)
+        return {name: field[rows] for name, field in self.fields.items()}
+
+
+def measure_on_device(recording: Recording, n_steps: int, stack: int, repeats: int, device: str) -> dict[str, Any]:
+    """Milliseconds of a batch, microseconds of an added step, and bytes per step, for each subject."""
+    import torch as th
+
+    def waited(work: Callable[[], Any]) -> float:
+        began = time.perf_counter()
+        work()
+        if device.startswith("cuda"):
+            th.cuda.synchronize()
+        return time.perf_counter() - began
+
+    size = recording.n_envs * n_steps
+    subjects = {name: new_buffer(name, size, stack, device) for name in (OURS, ON_DEVICE)} | {
+        DENSE: Dense(size, stack, device)
+    }
+    adding: dict[str, list[float]] = {name: [] for name in subjects}
+    sampling: dict[str, list[float]] = {name: [] for name in subjects}
+    for step in tqdm(steps_of(recording, stack, n_steps), "add", total=size):
+        for name, buffer in subjects.items():
+            began = time.perf_counter()
+            buffer.add(*step, [{}])
+            adding[name].append(time.perf_counter() - began)
+    compare(subjects[OURS], subjects[ON_DEVICE])
+    for number in tqdm(range(repeats + 10), "sample"):
+        for name, buffer in subjects.items():
+            spent = waited(lambda buffer=buffer: buffer.sample(SEQUENCES))  # type: ignore[misc]
+            if number >= 10:  # the first compile
+                sampling[name].append(spent)
+    stored = {
+        OURS: subjects[OURS].memory_usage().total,
+        ON_DEVICE: subjects[ON_DEVICE].device_bytes,
+        DENSE: sum(field.nbytes for field in subjects[DENSE].fields.values()),
+    }
+    return {
+        name: {
+            "sample, median, ms": 1e3 * statistics.median(sampling[name]),
+            "sample, 10th percentile, ms": 1e3 * statistics.quantiles(sampling[name], n=10)[0],
+            "add, median, µs": 1e6 * statistics.median(adding[name]),
+            "bytes per step": stored[name] / size,
+        }
+        for name in subjects
+    }
+
+
+def compare(*buffers: Any) -> None:
+    """Batches under the same seed must be the same."""
+    import torch as th
+
+    batches = []
+    for buffer in buffers:
+        np.random.seed(0)
+        batches.append(buffer.sample(SEQUENCES)._replace(positions=None, latents=None, next_observations=None))
+    if not all(th.equal(one, other) for one, other in zip(*batches, strict=True) if one is not None):
+        raise RuntimeError("Batches of the two buffers differ.")
+
+
+def print_on_device(results: dict[str, Any]) -> None:
+    columns = list(next(iter(results.values())))
+    print("\n| | " + " | ".join(columns) + " |\n|---" + "|---" * len(columns) + "|")
+    for name, values in results.items():
+        print(f"| {name} | " + " | ".join(f"{values[column]:,.2f}" for column in columns) + " |")
+
+
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -153,12 +253,22 @@ def ask(worker: subprocess.Popen[str], line: str | None) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--game", default="mspacman")
-    parser.add_argument("--steps", type=int, default=25_000, help="of each of four environments")
+    parser.add_argument("--steps", type=int, help="of each of four environments (default: 25,000, on a device 8,192)")
     parser.add_argument("--stack", type=int, default=1, help="frames that an observation stacks")
     parser.add_argument("--repeats", type=int, default=100)
+    parser.add_argument("--device", default="cpu", help="where batches go (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="also write the results here")
     parser.add_argument("--worker", choices=(OURS, TORCHRL), help=argparse.SUPPRESS)
     given = parser.parse_args()
+    given.steps = given.steps or (25_000 if given.device == "cpu" else 8_192)
+    if given.device != "cpu":
+        recording = load_recording(given.game, given.steps)
+        found = measure_on_device(recording, given.steps, given.stack, given.repeats, given.device)
+        print(f"\n{4 * given.steps:,} steps of {given.game}, {SEQUENCES} x {LENGTH}, {given.stack} frames each")
+        print_on_device(found)
+        if given.json:
+            given.json.write_text(json.dumps(found, indent=1) + "\n")
+        return
     if given.worker:
         work(given.worker, given.game, given.steps, given.stack)
         return

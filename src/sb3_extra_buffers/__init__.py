@@ -26,10 +26,14 @@ if TYPE_CHECKING:
         PrioritizedDQN,
     )
     from sb3_extra_buffers.gpu_buffers import (
+        GpuDictPrioritizedSequenceReplayBuffer,
         GpuDictReplayBuffer,
         GpuDictRolloutBuffer,
+        GpuDictSequenceReplayBuffer,
+        GpuPrioritizedSequenceReplayBuffer,
         GpuReplayBuffer,
         GpuRolloutBuffer,
+        GpuSequenceReplayBuffer,
     )
 
 __version__ = "1.0.0rc1"
@@ -48,10 +52,14 @@ __all__ = [
     "CompressedReplayBuffer",
     "CompressedRolloutBuffer",
     "CompressedSequenceReplayBuffer",
+    "GpuDictPrioritizedSequenceReplayBuffer",
     "GpuDictReplayBuffer",
     "GpuDictRolloutBuffer",
+    "GpuDictSequenceReplayBuffer",
+    "GpuPrioritizedSequenceReplayBuffer",
     "GpuReplayBuffer",
     "GpuRolloutBuffer",
+    "GpuSequenceReplayBuffer",
     "PrioritizedDQN",
 ]
 

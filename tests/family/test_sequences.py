@@ -46,6 +46,7 @@ class TestArguments:
             ({"latents": {"state": "big"}}, r"'state' must be given as a shape, \(256,\).*'big'"),
             ({"latents": {"state": ((2,), object)}}, "'state' must be given"),
             ({"latents": {"state": (-1,)}}, "'state' must be given"),
+            ({"latents": {"state": (2, 0)}}, "'state' must be given"),
             ({"optimize_memory_usage": True}, "Leave it out"),
         ],
     )

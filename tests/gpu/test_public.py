@@ -35,10 +35,14 @@ def test_names() -> None:
     assert set(gpu_buffers.__all__) == {
         "COMPRESSION_METHOD_MAP",
         "BaseGpuBuffer",
+        "GpuDictPrioritizedSequenceReplayBuffer",
         "GpuDictReplayBuffer",
         "GpuDictRolloutBuffer",
+        "GpuDictSequenceReplayBuffer",
+        "GpuPrioritizedSequenceReplayBuffer",
         "GpuReplayBuffer",
         "GpuRolloutBuffer",
+        "GpuSequenceReplayBuffer",
         "find_gpu_buffer_dtypes",
         "has_zstd",
     }

@@ -126,7 +126,7 @@ def _shape_and_dtype(name: str, given: Any) -> tuple[tuple[int, ...], str]:
         is_shape = all(isinstance(size, int | np.integer) for size in given)
         shape, dtype = (given, np.float32) if is_shape else given
         dtype = np.dtype(dtype).newbyteorder("=")
-        if dtype.kind not in "biuf" or min(shape, default=0) < 0:
+        if dtype.kind not in "biuf" or min(shape, default=1) < 1:
             raise ValueError
         return tuple(int(size) for size in shape), dtype.str
     except (TypeError, ValueError) as error:

@@ -20,7 +20,6 @@ from sb3_extra_buffers.compressed.conversion import Conversions
 from sb3_extra_buffers.compressed.flags import BufferWithFlags
 from sb3_extra_buffers.compressed.rows import SINGLE, row_of
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
-from sb3_extra_buffers.storage.base_store import BaseStore
 
 _FLOAT, _BOOL = np.dtype(np.float32), np.dtype(np.bool_)
 """The usual dtypes of rewards and dones, which can be stored without a conversion."""
