@@ -19,6 +19,7 @@ from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.gpu_buffers import GpuSequenceReplayBuffer
 from tests.environments import SpaceEnv
 from tests.gpu.helpers import IMAGES, SPACES
+from tests.gpu.test_atomic import check_ctrl_c
 from tests.gpu.test_same_batches import waiting_is_an_error
 from tests.transitions import Transition, assert_same, copied, play, sample_both
 
@@ -238,6 +239,18 @@ class TestGaps:
         assert buffers[1].pos == 7
         assert buffers[1].episode_steps[6].tolist() == [0, 0]
         compare(buffers)
+
+
+@pytest.mark.parametrize("source", ["host", "device"])
+def test_ctrl_c_at_any_line_of_add_and_sample(source: str, either_way: str, device: str) -> None:
+    if (either_way, device) == ("kernels", "cpu"):
+        pytest.skip("takes minutes in Triton's interpreter")
+    space = spaces.Box(0, 255, (4, 6, 6), np.uint8)
+    buffers = pair(space, device, slots=24, compression_method="delta", frame_stack=4)
+    rng = np.random.default_rng(0)
+    frames = rng.integers(0, 9, size=(2, 4, 6, 6), dtype=np.uint8)
+    check_ctrl_c(*buffers, frames, rng, device if source == "device" else "host", 300)
+    compare(buffers)
 
 
 @pytest.mark.skipif(not th.cuda.is_available(), reason="needs a GPU")

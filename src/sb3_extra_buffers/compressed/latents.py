@@ -49,12 +49,8 @@ class StepLatents(CompressedReplayBuffer):
         """Check the latents of a step, before anything of it is stored."""
         self._check_names(latents)
         self._latent_rows = {
-            name: self._latent_row(name, latents[name]) if name in latents else 0 for name in self.latents
+            name: row_of(self._latent(name), on_host(latents[name])) if name in latents else 0 for name in self.latents
         }
-
-    def _latent_row(self, name: str, values: Any) -> Any:
-        """Values that a user gives for a step, of all environments, or an error."""
-        return row_of(self._latent(name), on_host(values))
 
     def _check_names(self, latents: Mapping[str, Any]) -> None:
         for name in latents:

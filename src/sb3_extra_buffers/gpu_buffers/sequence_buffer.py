@@ -66,11 +66,15 @@ class GpuSequenceReplayBuffer(CompressedSequenceReplayBuffer, GpuReplayBuffer): 
 
     def _begin_step(self, latents: Mapping[str, Any]) -> None:
         self._continues = None
+        self._check_names(latents)
         with normal_tensors():
             self._follow_device()
-            super()._begin_step(latents)
+            self._latent_rows = dict.fromkeys(self.latents, 0) | {
+                name: self._latent_row(name, values) for name, values in latents.items()
+            }
 
-    def _latent_row(self, name: str, values: Any) -> Any:
+    def _latent_row(self, name: str, values: Any) -> th.Tensor:
+        """Values that a user gives for a step, of all environments, on the device."""
         latent = self._latent(name)
         is_here = isinstance(values, th.Tensor) and values.device == latent.device
         row: Any = th.empty_like(latent[0]) if is_here else np.empty(latent.shape[1:], self.latents[name][1])
@@ -147,10 +151,9 @@ class GpuSequenceReplayBuffer(CompressedSequenceReplayBuffer, GpuReplayBuffer): 
         with normal_tensors():
             self._follow_device()
             latent = self._latent(name)
-            if not isinstance(values, th.Tensor):
-                values = th.from_numpy(np.array(values, dtype=self.latents[name][1]))
-            converted: th.Tensor = values.detach().to(latent.device, latent.dtype)
-            return converted
+            if isinstance(values, th.Tensor) and values.device == latent.device:
+                return values.detach().to(latent.dtype)
+            return upload(np.asarray(on_host(values), dtype=self.latents[name][1]), self._location)
 
     def _replace_latents(self, places: Indices, is_stored: npt.NDArray[np.bool_], latents: dict[str, Any]) -> None:
         # Where a place comes several times, the last value counts, but a GPU writes them in any order.
