@@ -186,6 +186,17 @@ def test_an_empty_segment_of_another_sender_ends_episodes_too() -> None:
     assert has_ended(receiver, 9)
 
 
+def test_a_gap_ends_episodes_where_it_overwrites_next_observations() -> None:
+    options = {"optimize_memory_usage": True, "handle_timeout_termination": False}
+    first, second, receiver = make(**options), make(**options), make(**options)
+    fill(first, steps=7)
+    fill(second, steps=10, seed=1)
+    receiver.ingest_segment(first.export_segment())
+    assert not receiver.dones[6].any()
+    receiver.ingest_segment(second.export_segment())
+    assert receiver._get_samples(np.full(20, 6)).dones.min() == 1
+
+
 def rollout(steps: int = 0) -> Any:
     buffer = CompressedRolloutBuffer(16, SPACE, ACTIONS, device="cpu", n_envs=N_ENVS)
     add_to_rollout(buffer, steps)

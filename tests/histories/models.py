@@ -47,9 +47,15 @@ def model_class(name: str) -> Any:
 
 
 def mark_last_as_cut(buffer: Any) -> None:
-    """What follows the newest transitions does not continue them, which looks like a time limit."""
+    """What follows the newest transitions does not continue them, which looks like a time limit.
+
+    With ``optimize_memory_usage`` it looks like an end, because what follows overwrites the next observations.
+    """
     newest = buffer.pos - 1
-    buffer.timeouts[newest] = np.where(buffer.dones[newest] > 0, buffer.timeouts[newest], 1)
+    if buffer.optimize_memory_usage:
+        buffer.dones[newest] = 1
+    else:
+        buffer.timeouts[newest] = np.where(buffer.dones[newest] > 0, buffer.timeouts[newest], 1)
 
 
 def clear_timeouts(buffer: Any, slot: int) -> None:

@@ -133,6 +133,15 @@ def test_n_step_returns_do_not_go_on_into_the_resumed_run(tmp_path: Path) -> Non
     assert batch.dones.reshape(-1).tolist() == [0.0, 0.0]
 
 
+def test_the_first_observation_of_a_resumed_run_is_no_next_observation(tmp_path: Path) -> None:
+    model = dqn(optimize_memory_usage=True, replay_buffer_kwargs={"handle_timeout_termination": False})
+    model.learn(60, callback=CheckpointBufferCallback(50, tmp_path))
+    assert not model.replay_buffer.dones[59].any()
+    resumed = CheckpointBufferCallback.resume(DQN, tmp_path, env=model.get_env())
+    resumed.learn(20, reset_num_timesteps=False)
+    assert resumed.replay_buffer._get_samples(np.array([59])).dones.item() == 1
+
+
 def test_on_policy_algorithms_have_no_buffer_to_keep(tmp_path: Path) -> None:
     model = PPO("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32)
     model.learn(64, callback=CheckpointBufferCallback(32, tmp_path))

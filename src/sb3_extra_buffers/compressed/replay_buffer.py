@@ -145,10 +145,13 @@ class CompressedReplayBuffer(BufferWithFlags, Conversions, ReplayBuffer):
 
     def _end_episodes(self) -> None:
         if self.size():
-            # As at a time limit: n-step returns end here, and bootstrap from the next observation.
             newest = np.array([self.pos - 1])
             rows = {name: self._field_rows(name, newest) for name in ("dones", "timeouts")}
-            rows["timeouts"] = np.maximum(rows["timeouts"], 1 - rows["dones"])
+            if self.optimize_memory_usage:
+                rows["dones"][:] = 1  # as SB3 does: what is stored next overwrites the next observation
+            else:
+                # As at a time limit: n-step returns end here, and bootstrap from the next observation.
+                rows["timeouts"] = np.maximum(rows["timeouts"], 1 - rows["dones"])
             self._place_rows(newest, rows)
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:

@@ -175,18 +175,22 @@ def _writer_for(buffer: AnyBuffer, collector: Collector) -> ReplayWriter | Recor
 
 
 def end_episodes(buffer: Any) -> None:
-    """Mark the running episodes as truncated, because the next transitions belong to other episodes.
+    """Mark the running episodes as ended, because the next transitions belong to other episodes.
 
-    Without this, n-step returns and HER would join them.
+    Without this, n-step returns and HER would join them, and ``optimize_memory_usage`` would take the first observation
+    of an episode for the next observation of the transition before.
     """
-    if not isinstance(buffer, NStepReplayBuffer | HerReplayBuffer):
+    optimizes = getattr(buffer, "optimize_memory_usage", False)
+    if not optimizes and not isinstance(buffer, NStepReplayBuffer | HerReplayBuffer):
         return
+    newest = buffer.pos - 1
     if isinstance(buffer, BaseCompressedBuffer):
         buffer._end_episodes()
     elif isinstance(buffer, HerReplayBuffer):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it warns that it truncates, which is what we want
             buffer.truncate_last_trajectory()
+    elif optimizes:
+        buffer.dones[newest] = 1
     else:
-        newest = buffer.pos - 1
         buffer.timeouts[newest] = np.logical_or(buffer.timeouts[newest], np.logical_not(buffer.dones[newest]))
