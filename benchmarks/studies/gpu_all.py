@@ -76,7 +76,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("benchmarks/results/gpu"), help="for everything printed")
     parser.add_argument("--workers", default="auto", help="processes for the tests (default: %(default)s)")
-    parser.add_argument("--only", nargs="*", help="some of: tests, exactness, gpu, gpu_training, gpu_device_loop")
+    parser.add_argument(
+        "--only", nargs="*", help="some of: tests, exactness, gpu, gpu_training, gpu_device_loop, sequences"
+    )
     arguments = parser.parse_args()
     folder: Path = arguments.folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,6 +89,8 @@ def main() -> None:
     }
     for study in (BUFFERS, "gpu_training", "gpu_device_loop"):
         commands[study] = ["-m", f"benchmarks.studies.{study}", "--json", str(folder / f"{study}.json")]
+    commands["sequences"] = ["-m", "benchmarks.studies.sequences", "--device", "cuda"]
+    commands["sequences"] += ["--json", str(folder / "sequences.json")]
     good = True
     for name, command in commands.items():
         if arguments.only is None or name in arguments.only:
