@@ -4,7 +4,8 @@ There are two ways to use several cores:
 
 * A *team* is torch's own OpenMP threads. While torch trains, they do not sleep between two operations: they spin for
   some milliseconds and leave no core free for other threads. So a batch that is sampled between two training steps is
-  decoded by these threads, which are awake already. This also respects ``torch.set_num_threads``.
+  decoded by these threads, which are awake already. This also respects ``torch.set_num_threads``. While a GPU trains,
+  they sleep, and only a few of them are woken up.
 * :func:`run_in_slices` uses a pool of Python threads, for work that releases the interpreter's lock. It is for programs
   where OpenMP cannot be used: after a fork, and in threads other than the main one.
 
@@ -27,6 +28,8 @@ Result = TypeVar("Result")
 
 _BYTES_WORTH_A_TEAM = 1 << 19
 """Below this, synchronising threads takes longer than the work that they share."""
+_MOST_TO_WAKE = 4
+"""With more threads that sleep, it happens too often that one of them comes late (measured on 16 cores)."""
 _BYTES_WORTH_A_THREAD = 1 << 22
 """Below this, waking up another core takes longer than its share of the work (measured with Atari batches)."""
 _pool: ThreadPoolExecutor | None = None
@@ -48,13 +51,15 @@ def team_for(n_bytes: int) -> Team | None:
     import torch as th  # late: codecs are also useful to programs that do not need torch
 
     n_threads = th.get_num_threads()
+    if n_threads > _MOST_TO_WAKE and th.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        n_threads = _MOST_TO_WAKE  # a GPU trains, so torch's threads sleep
     if n_threads == 1 or n_bytes < _BYTES_WORTH_A_TEAM:
         return ALONE
     parallel = _parallel_function()
     # OpenMP does not survive a fork, and starts more threads for every thread that is not the main one.
     if parallel == 0 or _forked or threading.current_thread() is not threading.main_thread():
         return None
-    # All of them: OpenMP ends the threads that a smaller team does not need, and starts them again for the next one.
+    # Always the same number: OpenMP ends the threads that a smaller team does not need, and starts them again later.
     return Team(parallel, n_threads)
 
 

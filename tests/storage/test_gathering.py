@@ -145,6 +145,14 @@ class TestTeam:
         team = team_for(1 << 30)
         assert team is None or team.n_threads == 2
 
+    def test_few_threads_are_woken_up_while_a_gpu_trains(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        th.set_num_threads(16)
+        team = team_for(1 << 30)
+        assert team is None or team.n_threads == 16
+        monkeypatch.setattr(th.cuda, "is_initialized", lambda: True)
+        team = team_for(1 << 30)
+        assert team is None or team.n_threads == 4
+
     def test_threads_of_the_user_bring_no_further_ones(self) -> None:
         found: list[object] = []
         thread = threading.Thread(target=lambda: found.append(team_for(1 << 30)))

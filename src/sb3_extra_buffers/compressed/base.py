@@ -139,9 +139,14 @@ class BaseCompressedBuffer(OldAttributes, SegmentBuffer):
     def to_torch(self, array: npt.NDArray[Any], copy: bool = True) -> th.Tensor:
         device = self._outputs.device
         tensor = OutputPool.to_tensor(array, device)
-        if tensor is None and not copy and device.type == "cpu":
-            tensor = th.from_numpy(array)  # like as_tensor(), but faster
-        return super().to_torch(array, copy) if tensor is None else tensor
+        if tensor is not None:
+            return tensor
+        if device.type == "cuda" and th.cuda.is_available():
+            # SB3 sends memory that is not pinned, which waits for all work of the GPU.
+            return th.tensor(array, pin_memory=True).to(device, non_blocking=True)
+        if device.type == "cpu" and not copy:
+            return th.from_numpy(array)  # like as_tensor(), but faster
+        return super().to_torch(array, copy)
 
     def memory_usage(self) -> MemoryUsage:
         """The memory that the current contents take, by kind."""
