@@ -32,7 +32,11 @@ _MOST_TO_WAKE = 4
 """With more threads that sleep, it happens too often that one of them comes late (measured on 16 cores)."""
 _BYTES_WORTH_A_THREAD = 1 << 22
 """Below this, waking up another core takes longer than its share of the work (measured with Atari batches)."""
+_LONGEST_PAUSE = 128
+"""In batches. After so many, a busy machine is asked again whether it has time for a team."""
 _pool: ThreadPoolExecutor | None = None
+_pause = _n_alone = 0
+"""How many batches the last pause had, and how many of the current one are left."""
 _forked = False
 
 
@@ -48,6 +52,7 @@ ALONE = Team(0, 1)
 
 def team_for(n_bytes: int) -> Team | None:
     """Threads to write ``n_bytes`` with, or ``None`` where torch's threads cannot be used."""
+    global _n_alone
     import torch as th  # late: codecs are also useful to programs that do not need torch
 
     n_threads = th.get_num_threads()
@@ -59,8 +64,24 @@ def team_for(n_bytes: int) -> Team | None:
     # OpenMP does not survive a fork, and starts more threads for every thread that is not the main one.
     if parallel == 0 or _forked or threading.current_thread() is not threading.main_thread():
         return None
+    if _n_alone:
+        _n_alone -= 1
+        return ALONE
     # Always the same number: OpenMP ends the threads that a smaller team does not need, and starts them again later.
     return Team(parallel, n_threads)
+
+
+def learn_from(team: Team, n_in_time: int) -> None:
+    """Pause the team if most of it came when the work was done.
+
+    The team ends when its last thread has come. Where other programs use all cores, that takes many times longer than
+    the work. The pause gets longer as long as that does not change.
+
+    :param n_in_time: How many threads came before.
+    """
+    global _pause, _n_alone
+    is_late = n_in_time <= team.n_threads // 2
+    _pause = _n_alone = min(2 * _pause + 1, _LONGEST_PAUSE) if is_late else 0
 
 
 @functools.cache

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch as th
 
+from sb3_extra_buffers import parallel
 from sb3_extra_buffers.codecs import libzstd
 from sb3_extra_buffers.codecs.base import FrameSpec
 from sb3_extra_buffers.codecs.registry import create_codec
 from sb3_extra_buffers.errors import CorruptDataError
-from sb3_extra_buffers.parallel import ALONE, team_for
+from sb3_extra_buffers.parallel import ALONE, Team, learn_from, team_for
+from sb3_extra_buffers.storage import gathering
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.stacking import StackLayout
 from tests.methods import installed
@@ -26,9 +28,11 @@ METHODS = [*installed("none", "delta"), *ZSTD]
 
 
 @pytest.fixture(autouse=True)
-def two_threads() -> Iterator[None]:
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = th.get_num_threads()
     th.set_num_threads(2)
+    for name in ("_pause", "_n_alone"):
+        monkeypatch.setattr(parallel, name, 0)
     yield
     th.set_num_threads(before)
 
@@ -159,3 +163,30 @@ class TestTeam:
         thread.start()
         thread.join()
         assert found == [None]
+
+    def test_a_team_that_comes_late_pauses(self) -> None:
+        """On a busy machine, for longer and longer. It is tried again, and used again once it comes in time."""
+        th.set_num_threads(2)
+        team = team_for(1 << 30)
+        if team is None:
+            pytest.skip("torch has no OpenMP here")
+        for pause in (1, 3, 7, 15, 31, 63, 127, 128, 128):
+            learn_from(team, 1)
+            assert [team_for(1 << 30) for _ in range(pause + 1)] == [ALONE] * pause + [team]
+        learn_from(team, 2)
+        assert team_for(1 << 30) == team
+
+    @pytest.mark.parametrize("n_rows", [1, 2, 3, 33])
+    def test_the_kernel_tells_how_many_threads_came_in_time(self, n_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        store, _ = filled("delta")
+        told: list[int] = []
+        monkeypatch.setattr(gathering, "learn_from", lambda team, n_in_time: told.append(n_in_time))
+        team = Team(parallel._parallel_function(), 2)
+        if not team.parallel:
+            pytest.skip("torch has no OpenMP here")
+        monkeypatch.setattr(gathering, "team_for", lambda n_bytes: team)
+        lanes, firsts = np.zeros(n_rows, dtype=np.int64), np.full((1, n_rows), store.base[0])
+        out = np.empty((n_rows, store.layout.stack, store.codec.frame.nbytes), dtype=np.uint8)
+        store.gather(lanes, firsts, [out])
+        assert (out == out[0]).all()
+        assert told in ([1], [2])

@@ -161,12 +161,12 @@ def _decode(blocks: Sequence[tuple[Indices, Block]], store: BaseStore, outs: lis
         numbers[rows], lanes[rows], firsts[:, rows] = number, np.arange(len(rows)), block["firsts"]
 
     def gather(frames: list[Bytes]) -> None:
-        def run(part: slice, contexts: Indices, team: Any) -> bool:
-            done: bool = kernels.gather_from(
+        def run(part: slice, contexts: Indices, team: Any) -> int:
+            n_in_time: int = kernels.gather_from(
                 table, numbers[part], lanes[part], np.ascontiguousarray(firsts[:, part]), frames[0][part],
                 frames[1][part], contexts, kernels.TAKE_PART, *team,
             )  # fmt: skip
-            return done
+            return n_in_time
 
         run_kernel(run, bool(decompress), frames)
 

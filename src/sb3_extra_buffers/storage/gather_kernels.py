@@ -36,7 +36,7 @@ SOURCE = np.dtype(
 """What threads need to know about a frame store: sizes, and addresses of arrays."""
 _SOURCES = from_dtype(SOURCE)[::1]
 _TASK = np.dtype(
-    [(name, np.int64) for name in ("next_row", "n_threads", "is_corrupt")]  # changed by the threads
+    [(name, np.int64) for name in ("next_row", "n_threads", "n_in_time", "is_corrupt")]  # changed by the threads
     + [(name, np.int64) for name in ("n", "n_batches", "stack", "frame_bytes", "scratch_bytes", "n_contexts")]
     + [(name, np.int64) for name in ("n_sources", "sources", "numbers", "lanes", "firsts", "outs_0", "outs_1")]
     + [(name, np.int64) for name in ("contexts",)]
@@ -135,6 +135,8 @@ def _take_part(task_address: int) -> None:
     while True:
         low = fetch_and_add(task_address + _NEXT_ROW, _ROWS_AT_ONCE)
         if low >= task.n:
+            if low < task.n + _ROWS_AT_ONCE:  # which one thread sees
+                task.n_in_time = load_int(task_address + _N_THREADS)
             return
         for row in range(low, min(low + _ROWS_AT_ONCE, task.n)):
             done = True
@@ -193,9 +195,7 @@ def describe(
     store.table, store.dictionaries = table.ctypes.data, dictionaries.ctypes.data
 
 
-@njit(
-    types.boolean(_SOURCES, _INTS, _INTS, _INTS_2D, _FRAMES, _FRAMES, _INTS, _INT, _INT, _INT), nogil=True, cache=True
-)
+@njit(types.int64(_SOURCES, _INTS, _INTS, _INTS_2D, _FRAMES, _FRAMES, _INTS, _INT, _INT, _INT), nogil=True, cache=True)
 def gather_from(
     sources: Any,
     numbers: Indices,
@@ -207,8 +207,10 @@ def gather_from(
     take_part: int,
     parallel: int,
     n_threads: int,
-) -> bool:
-    """See :func:`.gathering.gather_frames`; false if bytes are corrupt.
+) -> int:
+    """See :func:`.gathering.gather_frames`.
+
+    Returns how many threads had started when no rows were left; 0 if bytes are corrupt.
 
     With two rows in ``firsts``, ``outs_1`` is filled as well. Where the two runs of frames overlap, frames are decoded
     once.
@@ -234,11 +236,12 @@ def gather_from(
         call(parallel, (take_part, task_address, n_threads, 0))
     else:
         call(take_part, (task_address,))
-    return bool(tasks[0].is_corrupt == 0)  # not "task", which would not keep its memory alive until here
+    # Not "task", which would not keep its memory alive until here.
+    return np.int64(0 if tasks[0].is_corrupt else tasks[0].n_in_time)
 
 
 @njit(
-    types.boolean(
+    types.int64(
         _INTS, _INTS_2D, _FRAMES, _FRAMES, _FRAMES, _INTS, _STORED, _INTS_2D, _WORDS_2D, _WORDS_2D, _INT, _WORDS_2D,
         _INTS, _INT, _INTS, _INTS, _INT, _INT, _INT,
     ),
@@ -265,7 +268,7 @@ def gather(
     take_part: int,
     parallel: int,
     n_threads: int,
-) -> bool:
+) -> int:
     """:func:`describe` and :func:`gather_from` in one call, for one frame store."""
     sources = np.empty(1, dtype=SOURCE)
     describe(

@@ -21,7 +21,7 @@ from sb3_extra_buffers.codecs import libzstd
 from sb3_extra_buffers.codecs.base import Bytes, Codec, Indices, Words
 from sb3_extra_buffers.compiled import load_kernels
 from sb3_extra_buffers.errors import CorruptDataError
-from sb3_extra_buffers.parallel import ALONE, Team, run_in_slices, team_for
+from sb3_extra_buffers.parallel import ALONE, Team, learn_from, run_in_slices, team_for
 from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.stacking import StackLayout
 
@@ -107,14 +107,14 @@ def gather_frames(store: RecordIndex, lanes: Indices, firsts: Indices, outs: lis
         _gather_whole_records(store, lanes, firsts, outs)
         return
 
-    def run(part: slice, contexts: Indices, team: Team) -> bool:
-        done: bool = kernels.gather(
+    def run(part: slice, contexts: Indices, team: Team) -> int:
+        n_in_time: int = kernels.gather(
             lanes[part], np.ascontiguousarray(firsts[:, part]), outs[0][part], outs[-1][part], store.ring,
             store.encoded, store.arena.data, store.starts, store.lengths, store.references,
             store.codec.frames_per_record, store.codec.reference_frames, store.codec.distances,
             decompress, store.codec.dictionary_addresses, contexts, kernels.TAKE_PART, *team,
         )  # fmt: skip
-        return done
+        return n_in_time
 
     run_kernel(run, bool(decompress), outs)
 
@@ -128,10 +128,13 @@ def compiled_kernels(codec: Codec, n_batches: int = 2) -> tuple[Any, int]:
     return load_kernels(_KERNELS) if can_compile and n_batches <= 2 else None, decompress
 
 
-def run_kernel(run: Callable[[slice, Indices, Team], bool], needs_contexts: bool, outs: list[Bytes]) -> None:
-    """Fill a batch by several threads. ``run(rows, contexts, team)`` returns false if bytes are corrupt."""
+def run_kernel(run: Callable[[slice, Indices, Team], int], needs_contexts: bool, outs: list[Bytes]) -> None:
+    """Fill a batch by several threads.
 
-    def work(low: int, high: int, team: Team = ALONE) -> bool:
+    ``run(rows, contexts, team)`` returns how many threads came in time to do something; 0 if bytes are corrupt.
+    """
+
+    def work(low: int, high: int, team: Team = ALONE) -> int:
         if not needs_contexts:
             return run(slice(low, high), _NO_CONTEXTS, team)
         with libzstd.contexts(team.n_threads) as contexts:
@@ -139,9 +142,11 @@ def run_kernel(run: Callable[[slice, Indices, Team], bool], needs_contexts: bool
 
     n, n_bytes = len(outs[0]), sum(out.nbytes for out in outs)
     team = team_for(n_bytes)
-    done = all(run_in_slices(work, n, n_bytes)) if team is None else work(0, n, team)
-    if not done:
+    n_in_time = min(run_in_slices(work, n, n_bytes)) if team is None else work(0, n, team)
+    if not n_in_time:
         raise CorruptDataError("Stored records do not decode.")
+    if team is not None and team.n_threads > 1:
+        learn_from(team, n_in_time)
 
 
 def _gather_whole_records(store: RecordIndex, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:

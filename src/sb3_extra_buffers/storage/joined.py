@@ -158,12 +158,12 @@ class JoinedStores:
     def _gather(self, numbers: Indices, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
         kernels, table = self._kernels, self._table
 
-        def run(rows: slice, contexts: Indices, team: Team) -> bool:
-            done: bool = kernels.gather_from(
+        def run(rows: slice, contexts: Indices, team: Team) -> int:
+            n_in_time: int = kernels.gather_from(
                 table, numbers[rows], lanes[rows], np.ascontiguousarray(firsts[:, rows]), outs[0][rows], outs[-1][rows],
                 contexts, kernels.TAKE_PART, *team,
             )  # fmt: skip
-            return done
+            return n_in_time
 
         run_kernel(run, self._decompresses, outs)
 
