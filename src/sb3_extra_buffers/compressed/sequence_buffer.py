@@ -156,7 +156,7 @@ class CompressedSequenceReplayBuffer(StepLatents):
         self._index = SequenceIndex(self._shape, self.buffer_size, self.n_envs, self.online_queue)
         for store in self._stores.values():
             if isinstance(store, ObservationStore):
-                store.run_length = 1 if self.time_first else self._shape.total
+                store.run_length, store.time_first = self._shape.total, self.time_first
         self.episode_steps = zeros((self.buffer_size, self.n_envs), np.dtype(np.uint32))
         """The number of each step in its episode, from 0. It also begins at 0 after a gap."""
 

@@ -72,7 +72,9 @@ class ObservationStore(ObservationIndex):
     """
 
     run_length = 0
-    """How many rows that are read together follow one another, if they do; 1 if they are not next to each other."""
+    """How many rows that are read together make a sequence, if they do."""
+    time_first = False
+    """Whether the first steps of all sequences are read first, then the second steps of all, and so on."""
 
     def __init__(self, n_slots: int, n_envs: int, shape: tuple[int, ...], *args: Any, **kwargs: Any) -> None:
         super().__init__(n_slots, n_envs, shape, *args, **kwargs)
@@ -180,7 +182,7 @@ class ObservationStore(ObservationIndex):
             self._read_with_gaps(envs, firsts, outs)
         elif len(envs):
             if self.run_length:
-                gather_runs(self.frame_stores, self.layout, envs, firsts, outs, self.run_length)
+                gather_runs(self.frame_stores, self.layout, envs, firsts, outs, self.run_length, self.time_first)
             else:
                 gather_observations(self.frame_stores, self.layout, envs, firsts, outs)
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices
-from sb3_extra_buffers.storage.gathering import RecordIndex, gather_observations, scratch
+from sb3_extra_buffers.storage.gathering import RecordIndex, compiled_kernels, gather_observations, scratch
 from sb3_extra_buffers.storage.stacking import StackLayout
 
 _LONGEST_PIECE = 32
@@ -24,10 +24,12 @@ def gather_runs(
     firsts: Indices,
     outs: list[npt.NDArray[Any]],
     length: int,
+    time_first: bool,
 ) -> None:
     """The same as :func:`.gathering.gather_observations`, faster where observations follow one another.
 
-    :param length: How many rows belong together; 1 if rows that belong together are not next to each other.
+    :param length: How many rows make a sequence.
+    :param time_first: Whether the first steps of all sequences come first, then the second steps of all, and so on.
     """
     codec, n, stack = stores[0].codec, len(lanes), layout.stack
     if codec.record_format == "raw" or stack * codec.frames_per_record == 1:  # there is nothing to decode twice
@@ -40,8 +42,9 @@ def gather_runs(
         for out in outs
     ]
     left = np.arange(n)
-    if len(outs) == 1 and length > 1 and n % length == 0:
-        left = _gather_unbroken(stores[0], lanes.reshape(-1, length), firsts[0].reshape(-1, length), frames[0])
+    # Only kernels write a sequence to rows that are not next to each other.
+    if len(outs) == 1 and length > 1 and n % length == 0 and (not time_first or compiled_kernels(codec)[0]):
+        left = _gather_unbroken(stores[0], lanes, firsts[0], frames[0], length, time_first)
     homes = _homes(stores, lanes[left], firsts[:, left])
     for i, store in enumerate(stores):
         here = left[(homes == i).all(axis=0)]
@@ -67,35 +70,41 @@ def _homes(stores: Sequence[RecordIndex], lanes: Indices, firsts: Indices) -> In
     return homes
 
 
-def _gather_unbroken(store: RecordIndex, lanes: Indices, firsts: Indices, out: Bytes) -> Indices:
-    """Decode sequences in which every observation adds one frame, as nearly all do, and return the other rows.
+def _gather_unbroken(
+    store: RecordIndex, lanes: Indices, firsts: Indices, out: Bytes, length: int, time_first: bool
+) -> Indices:
+    """Decode sequences in which every observation adds one frame, as nearly all do, and return the other rows."""
 
-    :param lanes: Of all rows, (sequences, length).
-    :param firsts: The same.
-    """
-    length, stack, frame_bytes = firsts.shape[1], out.shape[1], out.shape[2]
+    def by_sequence(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if time_first:
+            return rows.reshape(length, -1, *rows.shape[1:]).swapaxes(0, 1)
+        return rows.reshape(-1, length, *rows.shape[1:])
+
+    rows, lanes, firsts, out = (by_sequence(part) for part in (np.arange(len(lanes)), lanes, firsts, out))
+    stack, frame_bytes = out.shape[2:]
     is_unbroken = ((firsts[:, 1:] - firsts[:, :-1] == 1) & (lanes[:, 1:] == lanes[:, :-1])).all(axis=1)
     lanes = lanes[:, 0].copy()
     is_unbroken &= firsts[:, 0] >= store.base[lanes]
     chosen = np.flatnonzero(is_unbroken)
     if stack == 1:
         halves = 1
-        while length // halves > _LONGEST_PIECE and length % (2 * halves) == 0:
+        while not time_first and length // halves > _LONGEST_PIECE and length % (2 * halves) == 0:
             halves *= 2
         piece = length // halves
         for block in np.split(chosen, np.flatnonzero(np.diff(chosen) > 1) + 1):
             if len(block):
-                target = out[block[0] * length : (block[-1] + 1) * length].reshape(-1, piece, frame_bytes)
+                target = out[block[0] : block[-1] + 1, :, 0]
+                pieces = target if halves == 1 else target.reshape(-1, piece, frame_bytes)
                 begins = np.ascontiguousarray(firsts[block, ::piece]).reshape(1, -1)
-                store.gather(np.repeat(lanes[block], halves), begins, [target])
+                store.gather(np.repeat(lanes[block], halves), begins, [pieces])
     elif len(chosen):
         width = length + stack - 1
         decoded = scratch(len(chosen) * width * frame_bytes, "runs").reshape(-1, width, frame_bytes)
         store.gather(lanes[chosen], np.ascontiguousarray(firsts[chosen, :1]).reshape(1, -1), [decoded])
         windows = sliding_window_view(decoded, stack, axis=1).swapaxes(2, 3)
         for i, window in zip(chosen.tolist(), windows, strict=True):
-            out[i * length : (i + 1) * length] = window
-    left: Indices = np.flatnonzero(np.repeat(~is_unbroken, length))
+            out[i] = window
+    left: Indices = np.sort(rows[~is_unbroken], axis=None)
     return left
 
 

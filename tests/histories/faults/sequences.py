@@ -78,6 +78,13 @@ SEQUENCE_FAULTS = [
         (*SEQUENCES, *BY_PRIORITY),
     ),
     Fault(
+        "rows of sequences that are left are counted as if time came last",
+        "storage/run_gathering.py",
+        "np.sort(rows[~is_unbroken], axis=None)",
+        "np.flatnonzero(np.repeat(~is_unbroken, length))",
+        SEQUENCES,
+    ),
+    Fault(
         "a sequence with a repeated frame is decoded as if it had none",
         "storage/run_gathering.py",
         "(firsts[:, 1:] - firsts[:, :-1] == 1)",
