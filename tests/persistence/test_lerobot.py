@@ -230,6 +230,12 @@ def described(**changes: Any) -> dict[str, Any]:
         ({"codebase_version": "v2.1"}, {}, FileFormatError, r"version v2\.1.*convert_dataset_v21_to_v30"),
         ({}, {"columns": ["observation.wrist"]}, ConfigurationError, r"no column 'observation\.wrist'.*It has obs"),
         ({"drop": ("action",)}, {}, ConfigurationError, "no column 'action'"),
+        (
+            described(**{TOP: {"dtype": "video", "shape": [6, 5, 1], "info": {"is_depth_map": True}}}),
+            {},
+            ConfigurationError,
+            "is a video of depths",
+        ),
         (described(**{STATE: {"dtype": "string", "shape": [1]}}), {}, ConfigurationError, "holds text"),
         (described(**{"observation.top": FEATURES[TOP]}), {}, ConfigurationError, "the same key"),
         (described(**{"observation.more": FEATURES[STATE]}), {}, ConfigurationError, r"file-000.*no column obs.*more"),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
 _VERSION = "v3."
-_ROWS_AT_ONCE = 64
+_ROWS_AT_ONCE = 16
 _ACTION, _REWARD, _DONE, _TRUNCATED = "action", "next.reward", "next.done", "next.truncated"
 _EPISODE, _INDEX = "episode_index", "index"
 
@@ -83,6 +83,12 @@ class LeRobotFolder:
             if feature is None:
                 raise ConfigurationError(
                     f"The LeRobot dataset {self.root} has no column {name!r}. It has {', '.join(self.features)}."
+                )
+            details = {**(feature.get("video_info") or {}), **(feature.get("info") or {})}
+            if feature["dtype"] == "video" and (details.get("is_depth_map") or details.get("video.is_depth_map")):
+                raise ConfigurationError(
+                    f"{name!r} of the LeRobot dataset {self.root} is a video of depths, whose values only LeRobot can "
+                    "restore. Choose other columns."
                 )
             if feature["dtype"] == "string":
                 raise ConfigurationError(
