@@ -207,16 +207,33 @@ class TestElsewhere:
 
 @pytest.mark.usefixtures("either_way")
 class TestGaps:
+    @pytest.mark.parametrize("written", ["observations", "next_observations"])
     @pytest.mark.parametrize("space", ["images", "float32"])
-    def test_a_value_that_was_written_by_index_is_not_continued(self, space: str, device: str) -> None:
-        """The step begins with what was written last, but that is not what the step before led to."""
+    def test_nothing_continues_what_was_written_by_index(self, space: str, written: str, device: str) -> None:
+        """A step begins with what was sent to the device last, or with what the step before led to until then."""
         buffers = pair(SMALL[space], device, compression_method="delta" if space == "images" else "none")
-        fill(buffers, 6, device)
-        step = next(play(SMALL[space], N_ENVS, seed=5))
+        steps = list(itertools.islice(play(SMALL[space], N_ENVS, episode_end=0, surprise=0), 7))
         for buffer in buffers:
-            buffer.observations[2] = step.obs
-            buffer.add(*copied(step))
+            for step in steps[:6]:
+                buffer.add(*copied(step))
+            if written == "observations":
+                buffer.observations[2] = steps[1].obs
+                buffer.add(*copied(steps[1]))
+            else:
+                buffer.next_observations[5] = steps[1].obs
+                buffer.add(*copied(steps[6]))
         assert buffers[0].episode_steps[6].tolist() == [0, 0]
+        compare(buffers)
+
+    @pytest.mark.parametrize("space", ["images", "float32"])
+    def test_nothing_continues_what_was_cleared(self, space: str, device: str) -> None:
+        buffers = pair(SMALL[space], device, compression_method="delta" if space == "images" else "none")
+        steps = list(itertools.islice(play(SMALL[space], N_ENVS, episode_end=0, surprise=0), 12))
+        for number, step in enumerate(steps):
+            for buffer in buffers:
+                if number == 5:
+                    buffer.reset()
+                buffer.add(*copied(step))
         compare(buffers)
 
     @pytest.mark.parametrize("space", ["images", "float32"])
@@ -239,6 +256,18 @@ class TestGaps:
         assert buffers[1].pos == 7
         assert buffers[1].episode_steps[6].tolist() == [0, 0]
         compare(buffers)
+
+
+def test_inference_mode(device: str) -> None:
+    with th.inference_mode():
+        buffers = pair(SMALL["Dict"], device)
+        fill(buffers, 9, device, from_device=lambda number: number % 2)
+        batch = buffers[1].sample(4)
+    buffers[1].update_latents(batch.positions, {"state": batch.latents["state"]})
+    compare(buffers)
+    buffers[1].sample(4).latents["state"].add_(1)
+    fill(buffers, 9, device, seed=1)
+    compare(buffers)
 
 
 @pytest.mark.parametrize("source", ["host", "device"])

@@ -99,9 +99,10 @@ class BaseGpuBuffer(BaseCompressedBuffer):
         self._max_slot_bytes = max_slot_bytes
         if max_slot_bytes is not None:
             warnings.warn("max_slot_bytes is deprecated: pass heap_bytes.", DeprecationWarning, stacklevel=2)
-        super().__init__(
-            *of_host_buffer, compression_method=compression_method, dtypes=as_numpy_dtypes(dtypes), **options
-        )
+        with normal_tensors():
+            super().__init__(
+                *of_host_buffer, compression_method=compression_method, dtypes=as_numpy_dtypes(dtypes), **options
+            )
 
     @property
     def buffer_device(self) -> th.device:

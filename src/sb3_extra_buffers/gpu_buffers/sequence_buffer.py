@@ -38,9 +38,8 @@ class GpuSequenceReplayBuffer(CompressedSequenceReplayBuffer, GpuReplayBuffer): 
 
     def _create_state(self) -> None:
         super()._create_state()
-        with normal_tensors():
-            for name in self.latents:
-                setattr(self, f"latent_{name}", upload(self._latent(name), self._location))
+        for name in self.latents:
+            setattr(self, f"latent_{name}", upload(self._latent(name), self._location))
 
     def _move_fields(self, location: th.device) -> None:
         super()._move_fields(location)

@@ -6,6 +6,7 @@ from tests.histories.faults.fault import Fault
 
 SEQUENCES = ("CompressedSequenceReplayBuffer", "CompressedDictSequenceReplayBuffer")
 BY_PRIORITY = ("CompressedPrioritizedSequenceReplayBuffer",)
+ON_DEVICE = ("GpuSequenceReplayBuffer", "GpuDictSequenceReplayBuffer")
 SEQUENCE_FAULTS = [
     Fault(
         "a padded sequence has only burn-in",
@@ -97,5 +98,33 @@ SEQUENCE_FAULTS = [
         "        self._tree[changes.removed] = 0.0\n",
         "        self._tree[changes.removed[1:]] = 0.0\n",
         BY_PRIORITY,
+    ),
+    Fault(
+        "sequences on the device: latents go to other steps of the batch",
+        "gpu_buffers/sequence_buffer.py",
+        "np.unique(places[::-1], return_index=True)",
+        "np.unique(places, return_index=True)",
+        ON_DEVICE,
+    ),
+    Fault(
+        "sequences on the device: padding shows a step",
+        "gpu_buffers/sequence_buffer.py",
+        ".masked_fill_(is_hidden, 0)",
+        ".masked_fill_(is_hidden & False, 0)",
+        ON_DEVICE,
+    ),
+    Fault(
+        "sequences on the device: a step continues the one before if one of its keys does",
+        "gpu_buffers/sequence_buffer.py",
+        "self._continues = all(isinstance",
+        "self._continues = any(isinstance",
+        ON_DEVICE[1:],
+    ),
+    Fault(
+        "sequences on the device: time limits are taken for terminal states",
+        "gpu_buffers/sequence_buffer.py",
+        '* (1 - self._fields.peek("timeouts")[where])',
+        '* (1 - 0 * self._fields.peek("timeouts")[where])',
+        ON_DEVICE,
     ),
 ]
