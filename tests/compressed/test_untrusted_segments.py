@@ -69,6 +69,18 @@ def forged(segment: bytes, change: Any) -> bytes:
     return header + xxhash.xxh3_128_digest(header) + segment[HEADER_BYTES:offset] + text
 
 
+def test_a_few_bytes_cannot_claim_gigabytes_of_zeros() -> None:
+    sender = make()
+    fill(sender)
+
+    def larger(manifest: Any) -> None:
+        zeros = {"dtype": "|u1", "shape": [100 << 20], "blocks": [None] * 400}
+        manifest["arrays"]["fields/rewards"] = zeros
+
+    with pytest.raises(CorruptDataError, match="arrays would have"):
+        make().ingest_segment(forged(sender.export_segment(), larger))
+
+
 def test_another_versions_segment_is_an_error() -> None:
     sender = make()
     fill(sender)

@@ -23,13 +23,11 @@ from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
 from sb3_extra_buffers.storage.base_store import BaseStore
 from sb3_extra_buffers.storage.config import FrameStack, Preference, StorageConfig
 from sb3_extra_buffers.storage.locking import BufferLock
-from sb3_extra_buffers.storage.observation_array import FlatObservations, ObservationArray
+from sb3_extra_buffers.storage.observation_array import ObservationArray
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 from sb3_extra_buffers.storage.outputs import OutputPool
 from sb3_extra_buffers.storage.plain_store import PlainStore, suits
 from sb3_extra_buffers.storage.usage import MemoryUsage, readable
-
-Observations = ObservationArray | FlatObservations
 
 
 class BaseCompressedBuffer(OldAttributes, SegmentBuffer):

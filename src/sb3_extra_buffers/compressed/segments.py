@@ -31,8 +31,7 @@ SEGMENT_VERSION = 1
 _NAME = "The segment"
 _MOST_STEPS = 1 << 32
 _LARGEST_VERSION = 1 << 62
-_MOST_ZEROS, _MOST_REPETITIONS = 64 << 20, 256
-"""Limits on the size of the arrays in a segment: this many bytes, plus this many times its own size."""
+_MOST_ZEROS = 64 << 20
 
 
 class SegmentInfo(NamedTuple):
@@ -240,10 +239,7 @@ class SegmentBuffer(SaveableBuffer):
     ) -> Iterator[tuple[SegmentHeader, SavedState]]:
         """The header and the contents of a segment for this buffer."""
         with as_corrupt(_NAME):
-            file = container.unpack(bytes(data), _NAME)
-            claimed = sum(array.nbytes for array in file.arrays.values())
-            if claimed > _MOST_ZEROS + _MOST_REPETITIONS * file.end:  # zeros are not stored
-                raise CorruptDataError(f"{_NAME} claims to hold {claimed:,} bytes in {file.end:,}.")
+            file = container.unpack(bytes(data), _NAME, _MOST_ZEROS)
             plain_header, state = _header_and_state(file.meta)
             header = SavedState(file, plain_header)
             self._check_is_for_this_buffer(header)

@@ -53,6 +53,7 @@ _WORTH_REWRITING = 1 << 20
 _MOST_ZEROS = 16 << 30
 """Arrays may have this many bytes of zeros, which take no space in the file, and only address space when read."""
 _MOST_REPETITIONS = 256
+"""Equal blocks are stored once. So arrays may also be this many times larger than the file."""
 
 Bytes = npt.NDArray[np.uint8]
 Value = npt.NDArray[Any] | PartOfBytes
@@ -97,12 +98,12 @@ class Container:
     meta: dict[str, Any]
     arrays: dict[str, StoredArray]
 
-    def __init__(self, path: Path, file: BinaryIO, is_mapped: bool = False) -> None:
+    def __init__(self, path: Path, file: BinaryIO, is_mapped: bool = False, most_zeros: int = _MOST_ZEROS) -> None:
         self.path = path
         self.is_mapped = is_mapped
         """Whether :meth:`map` maps large arrays."""
         self._file = file
-        self._read_manifest()
+        self._read_manifest(most_zeros)
 
     @classmethod
     def open(cls, path: Path, mmap: bool = False) -> Container:
@@ -121,7 +122,7 @@ class Container:
     def __exit__(self, *exception: object) -> None:
         self._file.close()
 
-    def _read_manifest(self) -> None:
+    def _read_manifest(self, most_zeros: int) -> None:
         """Read the newest manifest. Every value in it is checked."""
         header = self._file.read(HEADER_BYTES)
         if not header.startswith(MAGIC):
@@ -152,7 +153,7 @@ class Container:
             claimed = sum(array.nbytes for array in self.arrays.values())
             if not isinstance(self.meta, dict):
                 raise ValueError(f"its meta is not a dict: {self.meta!r}")
-            if claimed > _MOST_ZEROS + _MOST_REPETITIONS * self.end:
+            if claimed > most_zeros + _MOST_REPETITIONS * self.end:
                 raise ValueError(f"its arrays would have {claimed:,} bytes, but the file has only {self.end:,}")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError, MemoryError) as error:
             raise CorruptDataError(f"{self.path} is corrupt, in its manifest: {error}.") from error
@@ -263,9 +264,13 @@ def pack(meta: Mapping[str, Any], arrays: Mapping[str, Value]) -> bytes:
     return header + file.getbuffer()[HEADER_BYTES:]
 
 
-def unpack(data: bytes, name: str) -> Container:
-    """The container that :func:`pack` returned, which error messages call ``name``."""
-    return Container(Path(name), io.BytesIO(data))
+def unpack(data: bytes, name: str, most_zeros: int = _MOST_ZEROS) -> Container:
+    """The container that :func:`pack` returned.
+
+    :param name: Its name in error messages.
+    :param most_zeros: How many bytes of zeros its arrays may have.
+    """
+    return Container(Path(name), io.BytesIO(data), most_zeros=most_zeros)
 
 
 def _usable(path: Path) -> Container | None:
