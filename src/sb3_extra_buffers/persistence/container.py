@@ -36,7 +36,7 @@ import numpy.typing as npt
 import xxhash
 
 from sb3_extra_buffers.errors import CorruptDataError, FileFormatError, SaveError
-from sb3_extra_buffers.persistence.disk import create, sync, sync_directory
+from sb3_extra_buffers.persistence.disk import replacing, sync
 from sb3_extra_buffers.state import Progress
 from sb3_extra_buffers.storage.memory import Memory, PartOfBytes, TemporaryMemory, temporary_file, zeros
 
@@ -245,7 +245,8 @@ def write(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, Value], prog
     before = _usable(path)
     try:
         if before is None:
-            return _write_new_file(path, meta, arrays, progress)
+            with replacing(path) as file:
+                return _append(file, None, meta, arrays, progress)
         with path.open("r+b") as file:
             return _append(file, before, meta, arrays, progress)
     except OSError as error:
@@ -281,20 +282,6 @@ def _usable(path: Path) -> Container | None:
             return None if is_outdated else container
     except (OSError, CorruptDataError, FileFormatError):
         return None
-
-
-def _write_new_file(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, Value], progress: Progress | None) -> int:
-    # Always the same name, so that the next save replaces the file that a killed process has left behind.
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        with create(unfinished) as file:
-            written = _append(file, None, meta, arrays, progress)
-        unfinished.replace(path)
-        sync_directory(path.parent)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
-    return written
 
 
 def _append(

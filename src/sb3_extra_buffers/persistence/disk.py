@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -36,11 +38,17 @@ def create(path: Path) -> BinaryIO:
     return path.open("x+b")
 
 
-def replace(path: Path, content: bytes) -> None:
-    """Replace a small file atomically."""
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file that replaces ``path`` when the block ends. If it fails, ``path`` stays as it was."""
+    # Always the same name, so that the next attempt replaces the file that a killed process has left behind.
     unfinished = path.with_name(f".{path.name}.unfinished")
-    with create(unfinished) as file:
-        file.write(content)
-        sync(file)
-    unfinished.replace(path)
-    sync_directory(path.parent)
+    try:
+        with create(unfinished) as file:
+            yield file
+            sync(file)
+        unfinished.replace(path)
+        sync_directory(path.parent)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise

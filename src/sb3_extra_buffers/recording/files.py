@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError, ExtraBuffersError
+from sb3_extra_buffers.persistence.disk import replacing
 
 if TYPE_CHECKING:
     from sb3_extra_buffers.recording.record_buffer import RecordBuffer
@@ -42,8 +43,7 @@ def save(buffer: RecordBuffer, path: Path) -> None:
         "has_frames": buffer.has_frames,
         "has_features": buffer.features is not None,
     }
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
+    with replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
         archive.writestr("meta.json", json.dumps(meta))
         _write(archive, "rewards", buffer.rewards[slots])
         _write(archive, "actions", buffer.actions[slots])
@@ -54,7 +54,6 @@ def save(buffer: RecordBuffer, path: Path) -> None:
             bits = _bits(frames)
             bits[1:] ^= bits[:-1].copy()
             _write(archive, f"frames_{number:05}", frames)
-    unfinished.replace(path)
 
 
 def load(buffer_class: type[Buffer], path: Path, size: int | None, **kwargs: Any) -> Buffer:

@@ -67,7 +67,8 @@ class CheckpointBufferCallback(BaseCallback):
             if saved is None:
                 (folder / name).unlink(missing_ok=True)
         disk.sync_all(folder)
-        disk.replace(folder / _COMPLETE, json.dumps({"number": number, **_contents(folder)}).encode())
+        with disk.replacing(folder / _COMPLETE) as file:
+            file.write(json.dumps({"number": number, **_contents(folder)}).encode())
         self._saved_at = self.num_timesteps
         if self.verbose:
             self.logger.log(f"Checkpoint after {self.num_timesteps} steps in {folder}")
