@@ -25,8 +25,8 @@ N_ENVS, SEGMENT_STEPS, IN_TURN = 4, 32, 10
 
 def bytes_of_a_batch(buffer: Any, batch_size: int) -> int:
     """How much is sent for a batch."""
-    (requests,) = buffer._shards._request([np.arange(batch_size)])
-    return sum(len(pickle.dumps(reply, protocol=5)) for _, reply in buffer._shards._replies(requests))
+    (request,) = buffer._shards._request(batch_size, 1)
+    return sum(len(pickle.dumps(reply, protocol=5)) for _, reply in buffer._shards._replies(request))
 
 
 def main() -> None:

@@ -34,7 +34,7 @@ def local_parts(buffer: Any) -> list[Any]:
         return list(buffer.parts)
     buffer._shards.ask_all("states")  # so that all has arrived
     shards = transport_of(buffer).shards
-    return [shards[number % len(shards)]._buffers[number // len(shards)] for number in range(len(buffer.parts))]
+    return [part for shard in shards for part in shard._buffers]
 
 
 @pytest.mark.parametrize("options", [{}, {"buffer_class": CompressedPrioritizedReplayBuffer, "alpha": 0.5}], ids=str)

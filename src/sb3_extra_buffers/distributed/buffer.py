@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 _ADDED_STEPS = 32
 """After so many steps, those that were added are sent to their shard."""
+_OTHER_BATCHES = 4
+"""The learner has memory for more batches than are requested ahead: for those that are in use."""
 
 
 class ShardedReplayBuffer(ReplayBuffer):
@@ -146,8 +148,8 @@ class ShardedReplayBuffer(ReplayBuffer):
             transport = RayShards(ray, shard_options)
         folder = None if path is None else str(Path(path).absolute())
         plans = [
-            ShardPlan(self.part_class, self._arguments, list(range(shard, n_parts, n_shards)), folder)
-            for shard in range(n_shards)
+            ShardPlan(self.part_class, self._arguments, numbers.tolist(), folder, prefetch + _OTHER_BATCHES)
+            for numbers in np.array_split(np.arange(n_parts), n_shards)
         ]
         n_envs = self._arguments["n_envs"]
         template = self.part_class(**{**self._arguments, "buffer_size": n_envs}, device=device)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,14 +11,15 @@ import numpy.typing as npt
 import torch as th
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_extra_buffers.codecs.base import Indices
+from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.compressed.flags import DONE_OR_NOT
 from sb3_extra_buffers.compressed.nstep_buffer import CompressedNStepReplayBuffer, n_step_returns, n_until
 from sb3_extra_buffers.compressed.prioritized_buffer import CompressedPrioritizedReplayBuffer
 from sb3_extra_buffers.compressed.sum_tree import JoinedTrees
 from sb3_extra_buffers.errors import EmptyBufferError
+from sb3_extra_buffers.storage.base_store import BaseStore
 from sb3_extra_buffers.storage.joined import JoinedArrays, JoinedStores, Wanted
-from sb3_extra_buffers.storage.outputs import OutputPool
+from sb3_extra_buffers.storage.outputs import ALIGNMENT, OutputPool
 
 
 class Places(NamedTuple):
@@ -73,13 +75,35 @@ def _as_sb3_draws(part: Any, batch_size: int) -> Places:
     return Places(np.zeros(batch_size, dtype=np.int64), slots, envs)
 
 
+def batch_bytes(stores: Mapping[str, BaseStore], n: int) -> int:
+    """How much memory the observations and next observations of a batch take."""
+    return 2 * sum(_aligned(store, n) for store in stores.values())
+
+
+def batch_in(memory: Bytes, stores: Mapping[str, BaseStore], n: int) -> dict[str, list[npt.NDArray[Any]]]:
+    """Observations and next observations of each key, one after the other in memory."""
+    batch, start = {}, 0
+    for key, store in stores.items():
+        size = _aligned(store, n)
+        batch[key] = [
+            np.ndarray((n, *store.shape), store.stored_dtype, buffer=memory, offset=offset)
+            for offset in (start, start + size)
+        ]
+        start += 2 * size
+    return batch
+
+
+def _aligned(store: BaseStore, n: int) -> int:
+    return -(-n * math.prod(store.shape) * store.stored_dtype.itemsize // ALIGNMENT) * ALIGNMENT
+
+
 class Parts:
     """Buffers of the same class, spaces and size. They share a lock, memory for batches, and memory for priorities."""
 
-    def __init__(self, buffers: Sequence[Any], device: th.device) -> None:
+    def __init__(self, buffers: Sequence[Any], device: th.device, outputs: OutputPool | None = None) -> None:
         first = self.first = buffers[0]
         self.buffers = buffers
-        self.outputs = OutputPool()
+        self.outputs = outputs or OutputPool()
         self.outputs.device = device
         for buffer in buffers:
             buffer._outputs, buffer._lock = self.outputs, first._lock
@@ -106,10 +130,8 @@ class Parts:
 
     def empty_batch(self, n: int) -> dict[str, list[npt.NDArray[Any]]]:
         """Memory for observations and next observations."""
-        return {
-            key: [self.outputs.take((n, *store.shape), store.stored_dtype, self.outputs.device) for _ in range(2)]
-            for key, store in self.first._stores.items()
-        }
+        stores = self.first._stores
+        return batch_in(self.outputs.lend(batch_bytes(stores, n), self.outputs.device), stores, n)
 
     def read_fields(self, places: Places) -> tuple[Fields, Wanted]:
         """All but the observations, and where these are."""

@@ -124,7 +124,9 @@ class RayShards(ShardTransport):
 
     def start(self, plans: list[ShardPlan]) -> None:
         if not ray.is_initialized():
-            _connect(self._options)
+            # By default, Ray's processes have a very low priority (niceness 15). torch's threads, which wait without
+            # sleeping, would leave shards little time.
+            _connect(self._options, niceness=0)
         self._plans = plans
         self._actors = [self._make(plan) for plan in plans]
 
@@ -137,7 +139,7 @@ class RayShards(ShardTransport):
 
     def result(self, handle: Any, timeout: float) -> Any:
         try:
-            return ray.get(handle, timeout=timeout)
+            return pickle.loads(ray.get(handle, timeout=timeout))  # of the shard that this learner has started
         except GetTimeoutError as error:
             raise TimeoutError(str(error)) from error
         except RayTaskError as error:
@@ -165,18 +167,20 @@ class _ShardActor:
         th.set_num_threads(1)  # a machine may have many shards, and each takes part in every batch
         self._shard = Shard(plan)
 
-    def call(self, pickled: bytes) -> Any:
+    def call(self, pickled: bytes) -> bytes:
         method, arguments = pickle.loads(pickled)  # of the learner that has made this actor
-        return getattr(self._shard, method)(*arguments)
+        return pickle.dumps(getattr(self._shard, method)(*arguments), protocol=5)
 
 
-def _connect(options: Mapping[str, Any]) -> None:
-    """Start Ray on this machine, or connect to a cluster."""
+def _connect(options: Mapping[str, Any], niceness: int | None = None) -> None:
+    """Start Ray on this machine, with processes of this priority, or connect to a cluster."""
     address = options.get("address")
     given = {"log_to_driver": False, "logging_level": "warning", **options}
     if address in (None, "local"):
         # Otherwise Ray would connect to any cluster that it finds on this machine.
         given |= {"address": "local", "include_dashboard": False}
+        if niceness is not None:
+            given["_system_config"] = {"worker_niceness": niceness, **options.get("_system_config", {})}
     try:
         # ray.init would try for minutes if nobody answers.
         host, _, port = str(address).rpartition("://")[2].rpartition(":")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.compressed.prioritized_buffer import PrioritizedReplayBufferSamples
 from sb3_extra_buffers.compressed.segments import ReceivedSegment
-from sb3_extra_buffers.distributed.parts import Fields, Parts, Places, draw_uniformly
+from sb3_extra_buffers.distributed.parts import Fields, Parts, batch_bytes, batch_in, draw_uniformly
 from sb3_extra_buffers.distributed.remote_part import RemotePart
-from sb3_extra_buffers.distributed.shard import GENERATION_BITS, Drawn, PartState, ShardPlan
+from sb3_extra_buffers.distributed.shard import GENERATION_BITS, Drawn, PartState, ShardPlan, Target
 from sb3_extra_buffers.distributed.shard_transport import Call, Request, ShardDied, ShardTransport
 from sb3_extra_buffers.errors import EmptyBufferError, ExtraBuffersError, WorkerError
 from sb3_extra_buffers.storage.blocks import fill_from
+from sb3_extra_buffers.storage.outputs import OutputPool
 
 logger = logging.getLogger("sb3_extra_buffers")
 
@@ -53,16 +55,13 @@ class Shards:
         on_loss: str,
     ) -> None:
         self._transport, self._plans, self._on_loss, self._prefetch = transport, plans, on_loss, prefetch
-        self._template = Parts([template], device)
-        n_parts = sum(len(plan.numbers) for plan in plans)
-        self.parts = [RemotePart(self._send_segment, number, template, n_slots) for number in range(n_parts)]
-        self._homes = np.zeros(n_parts, dtype=np.int64)
-        """The shard of each part."""
-        self._own_numbers = np.zeros(n_parts, dtype=np.int64)
-        for shard, plan in enumerate(plans):
-            self._homes[plan.numbers] = shard
-            self._own_numbers[plan.numbers] = np.arange(len(plan.numbers))
+        self._template = Parts([template], device, OutputPool(plans[0].n_batches, shared=True))
         n = len(plans)
+        self._bounds = np.cumsum([0, *(len(plan.numbers) for plan in plans)])
+        """The first part of each shard, and the number of all parts."""
+        self._homes = np.repeat(np.arange(n), np.diff(self._bounds))
+        """The shard of each part."""
+        self.parts = [RemotePart(self._send_segment, part, template, n_slots) for part in range(len(self._homes))]
         self._lives = [0] * n
         """How often each shard was started again."""
         self._failures = [0] * n
@@ -73,7 +72,9 @@ class Shards:
         self._added: list[deque[tuple[int, float]]] = [deque() for _ in plans]
         """What the totals do not include yet: the numbers of messages, and priorities that they have added."""
         self._refused = [0] * n
-        self._queue: deque[tuple[int, list[Request]]] = deque()
+        self._queue: deque[Request] = deque()
+        self._are_near = False
+        """Whether all shards write to the memory of the learner."""
         self._saved: list[Path] = []
         """The files of the last save."""
         self.max_priority = 1.0
@@ -199,7 +200,7 @@ class Shards:
     def _send_segment(self, number: int, data: Bytes, before: ReceivedSegment | None, n_transitions: int) -> None:
         shard = int(self._homes[number])
         priority = self.max_priority if self._template.is_prioritized else None
-        self._send(shard, "ingest", int(self._own_numbers[number]), data, before, priority)
+        self._send(shard, "ingest", number - int(self._bounds[shard]), data, before, priority)
         added = n_transitions * self._new_priority()
         self._totals[shard] += added
         self._added[shard].append((self._n_messages[shard], added))
@@ -210,82 +211,89 @@ class Shards:
     # Batches
 
     def sample(self, batch_size: int, env: VecNormalize | None) -> Any:
-        if self._queue and self._queue[0][0] != batch_size:
+        if self._queue and self._queue[0].n != batch_size:
             self._queue.clear()
-        self._ask_ahead(batch_size, self._prefetch)
-        _, requests = self._queue.popleft()
-        pieces = self._replies(requests)
-        if self._prefetch > 1:  # so that shards work while this batch is decoded
-            self._ask_ahead(batch_size, self._prefetch)
-        return self._batch(batch_size, pieces, env)
+        self._ask_ahead(batch_size)
+        request = self._queue.popleft()
+        while (drawn := self._replies(request)) is None:
+            (request,) = self._request(batch_size, 1)
+        if self._prefetch > 1:  # so that shards work while this batch is used
+            self._ask_ahead(batch_size)
+        return self._batch(request, drawn, env)
 
-    def _ask_ahead(self, batch_size: int, n: int) -> None:
-        """Request batches until ``n`` of them are on their way."""
-        # Two calls for half of the batches each: a call takes longer than most of what it asks for.
-        at_once = max(n // 2, 1)
-        while len(self._queue) + at_once <= n:
-            asked = self._request([np.arange(batch_size)] * at_once)
-            self._queue += [(batch_size, requests) for requests in asked]
+    def _ask_ahead(self, batch_size: int) -> None:
+        """Request batches until enough of them are on their way."""
+        # A call takes longer than most of what it asks for, so there are few. Two, if the learner has to decode what it
+        # gets, so that shards prepare half of the batches meanwhile.
+        at_once = self._prefetch if self._are_near else max(self._prefetch // 2, 1)
+        while len(self._queue) + at_once <= self._prefetch:
+            self._queue += self._request(batch_size, at_once)
 
-    def _request(self, batches: list[Indices]) -> list[list[Request]]:
-        """Draw transitions for some rows of batches, and ask shards for them."""
+    def _request(self, batch_size: int, n_batches: int) -> list[Request]:
+        """Draw transitions for some batches, and ask shards for them."""
         draw = self._by_priority if self._template.is_prioritized else self._uniformly
-        drawn = [draw(len(rows)) for rows in batches]
-        requests: list[list[Request]] = [[] for _ in batches]
-        for shard in sorted({shard for shares in drawn for shard in shares}):
-            asked = [(number, shares[shard]) for number, shares in enumerate(drawn) if shard in shares]
-            handle = self._call(shard, "draw", [arguments for _, (_, arguments) in asked])
-            call = Call(shard, self._lives[shard], handle, self._n_messages[shard])
-            for position, (number, (mine, _)) in enumerate(asked):
-                total = float(self._totals[shard])
-                requests[number].append(Request(call, position, batches[number][mine], total))
+        size = batch_bytes(self._template.first._stores, batch_size)
+        calls = [
+            Call(*state) for state in zip(range(len(self._plans)), self._lives, self._totals.tolist(), strict=True)
+        ]
+        requests: list[Request] = []
+        for _ in range(n_batches):
+            shares = draw(batch_size)
+            request = Request(batch_size, self.outputs.lend(size, self.outputs.device), [])
+            address, first = request.memory.share(), 0
+            for call, asked in zip(calls, shares, strict=True):
+                if n := len(asked[0]):
+                    request.pieces.append((call, len(call.asked)))
+                    call.asked.append((asked, None if address is None else Target(address, batch_size, first)))
+                    first += n
+            requests.append(request)
+        for call in calls:
+            if call.asked:
+                call.handle = self._call(call.shard, "draw", call.asked)
+                call.message = self._n_messages[call.shard]
         return requests
 
-    def _uniformly(self, n: int) -> dict[int, tuple[Indices, Any]]:
-        """For each shard, its rows of a batch, and what it is asked for."""
+    def _uniformly(self, n: int) -> list[tuple[Any, ...]]:
+        """What each shard is asked for, in the order of rows."""
         numbers, slots, envs = draw_uniformly(self.parts, n)
-        homes, shares = self._homes[numbers], {}
-        for shard in np.unique(homes).tolist():
-            mine = np.flatnonzero(homes == shard)
-            shares[shard] = mine, Places(self._own_numbers[numbers[mine]], slots[mine], envs[mine])
-        return shares
+        bounds = np.searchsorted(numbers, self._bounds).tolist()
+        return [
+            (numbers[low:high] - first, slots[low:high], envs[low:high])
+            for first, (low, high) in zip(self._bounds.tolist(), pairwise(bounds), strict=False)
+        ]
 
-    def _by_priority(self, n: int) -> dict[int, tuple[Indices, Any]]:
+    def _by_priority(self, n: int) -> list[tuple[Any, ...]]:
         total = self._totals.sum()
         if total == 0:
             raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
         positions = np.arange(n) + np.random.random_sample(n)
-        fractions, shares = self._totals / total, {}
+        fractions = self._totals / total
         ends = n * fractions.cumsum()
         shards = np.minimum(np.searchsorted(ends, positions, side="right"), np.flatnonzero(fractions)[-1])
-        for shard in np.unique(shards).tolist():
-            mine = np.flatnonzero(shards == shard)
-            # Within the shard. With one shard, these are the same numbers.
-            begin = ends[shard - 1] if shard else 0.0
-            shares[shard] = mine, ((positions[mine] - begin) / fractions[shard], n)
-        return shares
+        bounds = np.searchsorted(shards, np.arange(len(ends) + 1)).tolist()
+        # Within the shard. With one shard, these are the same numbers.
+        return [
+            ((positions[low:high] - begin) / (fraction or 1.0), n)
+            for begin, fraction, (low, high) in zip([0.0, *ends[:-1]], fractions, pairwise(bounds), strict=True)
+        ]
 
-    def _replies(self, requests: list[Request]) -> list[tuple[Request, Drawn]]:
-        """Wait for replies. Rows of a shard that died are drawn again, from all that are left."""
-        pieces = []
-        while requests:
-            missing: list[Indices] = []
-            for request in requests:
-                reply = self._reply(request)
-                if reply is None:
-                    missing.append(request.rows)
-                else:
-                    pieces.append((request, reply))
-            requests = self._request([np.concatenate(missing)])[0] if missing else []
-        return pieces
+    def _replies(self, request: Request) -> list[tuple[Call, Drawn]] | None:
+        """Wait for replies; ``None`` if a shard died, and the batch has to be drawn again from all that are left."""
+        replies = [(call, self._reply(call, place)) for call, place in request.pieces]
+        drawn = [(call, reply) for call, reply in replies if reply is not None]
+        if len(drawn) < len(replies):
+            return None
+        request.memory.release()
+        self._are_near = not any(reply.blocks for _, reply in drawn)
+        return drawn
 
-    def _reply(self, request: Request) -> Drawn | None:
-        call, shard = request.call, request.call.shard
+    def _reply(self, call: Call, place: int) -> Drawn | None:
+        shard = call.shard
         if call.replies is None and call.life == self._lives[shard]:
             call.replies = self._try(shard, call.handle)
         if call.replies is None:
             return None  # it died
-        reply = call.replies[request.position]
+        reply = call.replies[place]
         if reply is None:  # it has less than was sent to it
             if call.life == self._lives[shard]:
                 self.refresh()
@@ -301,44 +309,40 @@ class Shards:
         self._totals[shard] = reply.total + sum(priorities for _, priorities in added)
         return reply
 
-    def _batch(self, n: int, pieces: list[tuple[Request, Drawn]], env: VecNormalize | None) -> Any:
-        outs = self._template.empty_batch(n)
-        for key, store in self._template.first._stores.items():
-            fill_from([(request.rows, reply.blocks[key]) for request, reply in pieces], store, outs[key])
+    def _batch(self, request: Request, drawn: list[tuple[Call, Drawn]], env: VecNormalize | None) -> Any:
+        first = self._template.first
+        outs = batch_in(request.memory, first._stores, request.n)
+        bounds = np.cumsum([0, *(len(reply.fields.actions) for _, reply in drawn)]).tolist()
+        rows = [slice(low, high) for low, high in pairwise(bounds)]
+        for key, store in first._stores.items():
+            blocks = [reply.blocks.get(key) for _, reply in drawn]
+            fill_from(list(zip(rows, blocks, strict=True)), store, outs[key])
         fields: list[Any] = [
-            None if values[0] is None else self._joined(n, pieces, values)
-            for values in zip(*(reply.fields for _, reply in pieces), strict=True)
+            None if values[0] is None else np.concatenate(values)
+            for values in zip(*(reply.fields for _, reply in drawn), strict=True)
         ]
         samples = self._template.batch_of(outs, Fields(*fields), env)
         if not self._template.is_prioritized:
             return samples
-        values: list[Any] = [reply.priorities for _, reply in pieces]
+        values: list[Any] = [reply.priorities for _, reply in drawn]
         if len(self._plans) > 1:
             # The sum that decided how many rows a shard has may have been out of date.
-            values = [own * request.total / reply.total for own, (request, reply) in zip(values, pieces, strict=True)]
-        priorities = self._joined(n, pieces, values)
-        first = self._template.first
+            values = [own * call.total / reply.total for own, (call, reply) in zip(values, drawn, strict=True)]
+        priorities = np.concatenate(values)
         weights = (priorities.min(initial=np.inf) / priorities) ** first.beta
-        indices = self._joined(n, pieces, [self._indices(request, reply) for request, reply in pieces])
+        indices = np.concatenate([self._indices(call, reply) for call, reply in drawn])
         weights_tensor = first.to_torch(weights.astype(np.float32).reshape(-1, 1))
         return PrioritizedReplayBufferSamples._make([*samples, weights_tensor, indices])
 
-    @staticmethod
-    def _joined(n: int, pieces: list[tuple[Request, Drawn]], values: Any) -> Any:
-        joined = np.empty((n, *values[0].shape[1:]), dtype=values[0].dtype)
-        for (request, _), value in zip(pieces, values, strict=True):
-            joined[request.rows] = value
-        return joined
-
     # Priorities
 
-    def _indices(self, request: Request, reply: Drawn) -> Indices:
+    def _indices(self, call: Call, reply: Drawn) -> Indices:
         assert reply.indices is not None
         own, places, generations = reply.indices
-        numbers = np.array(self._plans[request.call.shard].numbers)[own]
-        lives = request.call.life & ((1 << _LIFE_BITS) - 1)
+        lives = call.life & ((1 << _LIFE_BITS) - 1)
         stamps = (lives << GENERATION_BITS | generations) << _PLACE_BITS
-        return stamps | (numbers * self._stride + places)
+        indices: Indices = stamps | ((own + self._bounds[call.shard]) * self._stride + places)
+        return indices
 
     @property
     def _stride(self) -> int:
@@ -358,7 +362,7 @@ class Shards:
         self.n_late += int((~current).sum())
         for shard in np.unique(homes[current]).tolist():
             mine = current & (homes == shard)
-            own = self._own_numbers[numbers[mine]], places[mine], generations[mine]
+            own = numbers[mine] - self._bounds[shard], places[mine], generations[mine]
             self._send(shard, "update", own, priorities[mine], self.max_priority)
 
     def save(self, paths: list[Path]) -> None:

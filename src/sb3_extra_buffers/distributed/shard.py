@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,9 +13,11 @@ import torch as th
 from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
 from sb3_extra_buffers.compressed.segments import ReceivedSegment
-from sb3_extra_buffers.distributed.parts import Fields, Parts, Places
+from sb3_extra_buffers.distributed.parts import Fields, Parts, Places, batch_in
 from sb3_extra_buffers.errors import CorruptDataError, SegmentError
+from sb3_extra_buffers.storage import shared_memory
 from sb3_extra_buffers.storage.blocks import Block, BlockMaker
+from sb3_extra_buffers.storage.shared_memory import Address
 from sb3_extra_buffers.storage.usage import MemoryUsage
 
 _FLUSH_AFTER = 64
@@ -34,6 +37,18 @@ class ShardPlan(NamedTuple):
     """Of its parts."""
     path: str | None
     """A folder with a folder for each part, from which a shard that died is restored."""
+    n_batches: int
+    """For how many batches the learner has memory."""
+
+
+class Target(NamedTuple):
+    """Where rows of a batch belong in the learner's memory, for shards on its machine."""
+
+    memory: Address
+    n: int
+    """Rows of the whole batch."""
+    first: int
+    """The first row of this shard."""
 
 
 class PartState(NamedTuple):
@@ -47,7 +62,7 @@ class Drawn(NamedTuple):
     """The reply to a request for transitions."""
 
     blocks: dict[str, Block]
-    """The observations of each key."""
+    """The observations of each key. None if the shard has written them to the learner's memory."""
     fields: Fields
     priorities: npt.NDArray[np.float64] | None
     indices: tuple[Indices, Indices, Indices] | None
@@ -64,6 +79,7 @@ class Shard:
 
     def __init__(self, plan: ShardPlan) -> None:
         self._plan = plan
+        self._attached = functools.lru_cache(plan.n_batches)(shared_memory.attach)
         self._use([self._make(number) for number in plan.numbers])
 
     def _make(self, number: int) -> CompressedReplayBuffer:
@@ -103,19 +119,19 @@ class Shard:
             buffer.flush()
             self._n_unflushed[part] = 0
 
-    def draw(self, requests: list[Any]) -> list[Drawn | None]:
+    def draw(self, requests: list[tuple[Any, Target | None]]) -> list[Drawn | None]:
         """Several batches: for each, places, or positions and the size of the batch; see :meth:`_draw_by_priority`."""
-        by_priority = self._parts.is_prioritized
-        return [self._draw_by_priority(*request) if by_priority else self._draw(request) for request in requests]
+        draw: Any = self._draw_by_priority if self._parts.is_prioritized else self._draw
+        return [draw(*arguments, target) for arguments, target in requests]
 
-    def _draw(self, places: Places) -> Drawn | None:
+    def _draw(self, numbers: Indices, slots: Indices, envs: Indices, target: Target | None) -> Drawn | None:
         """Transitions that the learner has drawn; ``None`` if they are not all there, because a segment was refused."""
         sizes = np.array([part.size() for part in self._buffers])
-        if (places.slots >= sizes[places.numbers]).any():
+        if (slots >= sizes[numbers]).any():
             return None
-        return self._drawn(places, None, None, 0.0)
+        return self._drawn(Places(numbers, slots, envs), target, None, None, 0.0)
 
-    def _draw_by_priority(self, positions: npt.NDArray[np.float64], n: int) -> Drawn | None:
+    def _draw_by_priority(self, positions: npt.NDArray[np.float64], n: int, target: Target | None) -> Drawn | None:
         """Transitions at some heights of the sum of priorities; ``None`` if there are none.
 
         :param positions: The heights, where the total is ``n``.
@@ -127,11 +143,18 @@ class Shard:
         numbers, found = trees.find(positions * total / n)
         places = Places(numbers, *np.divmod(found, self._parts.first.n_envs))
         indices = numbers, found, self._generations(numbers, places.slots)
-        return self._drawn(places, trees.get(numbers, found), indices, total)
+        return self._drawn(places, target, trees.get(numbers, found), indices, total)
 
-    def _drawn(self, places: Places, priorities: Any, indices: Any, total: float) -> Drawn:
+    def _drawn(self, places: Places, target: Target | None, priorities: Any, indices: Any, total: float) -> Drawn:
         fields, wanted = self._parts.read_fields(places)
-        blocks = {key: maker.make(places.numbers, wanted, places.envs) for key, maker in self._makers.items()}
+        memory = None if target is None else self._attached(target.memory)
+        blocks = {}
+        if target is None or memory is None:
+            blocks = {key: maker.make(places.numbers, wanted, places.envs) for key, maker in self._makers.items()}
+        else:
+            rows = slice(target.first, target.first + len(places.slots))
+            for key, outs in batch_in(memory, self._parts.first._stores, target.n).items():
+                self._parts.stores[key].fill(places.numbers, wanted, places.envs, [out[rows] for out in outs])
         return Drawn(blocks, fields, priorities, indices, total, self._n_refused, self._refusal)
 
     def _generations(self, numbers: Indices, slots: Indices) -> Indices:

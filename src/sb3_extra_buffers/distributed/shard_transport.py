@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import Any, NamedTuple
 
-from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.distributed.shard import Drawn, Shard, ShardPlan
+from sb3_extra_buffers.storage.outputs import Lease
 
 
 class ShardDied(Exception):  # noqa: N818  # what has happened, not what was wrong
@@ -17,20 +17,25 @@ class ShardDied(Exception):  # noqa: N818  # what has happened, not what was wro
 class Call:
     """A call of a shard for several batches."""
 
-    def __init__(self, shard: int, life: int, handle: Any, message: int) -> None:
-        self.shard, self.life, self.handle, self.message = shard, life, handle, message
+    def __init__(self, shard: int, life: int, total: float) -> None:
+        self.shard, self.life = shard, life
+        self.total = total
+        """The sum of priorities that was known then."""
+        self.asked: list[Any] = []
+        """What the shard is asked for, for each batch."""
+        self.handle: Any = None
+        self.message = 0
         self.replies: list[Drawn | None] | None = None
 
 
 class Request(NamedTuple):
-    """Rows of a batch that one shard was asked for."""
+    """A batch that was requested."""
 
-    call: Call
-    position: int
-    """In the list of replies."""
-    rows: Indices
-    total: float
-    """The sum of priorities that was known then."""
+    n: int
+    memory: Lease
+    """Where its observations belong."""
+    pieces: list[tuple[Call, int]]
+    """The calls for its rows, in their order, and where its rows are in the replies."""
 
 
 class ShardTransport(ABC):

@@ -7,7 +7,7 @@ them. All rows of several blocks are decoded by one call of the kernel that read
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -107,58 +107,50 @@ def _references(frames: Sequence[Any], numbers: Indices, references: Indices) ->
     return np.stack(tables), numbered.reshape(-1)
 
 
-def fill_from(blocks: Sequence[tuple[Indices, Block]], store: BaseStore, outs: list[npt.NDArray[Any]]) -> None:
+def fill_from(blocks: Sequence[tuple[slice, Block | None]], store: BaseStore, outs: list[npt.NDArray[Any]]) -> None:
     """Write the rows of blocks into a batch.
 
-    :param blocks: The rows of the batch that each block has, and the block.
+    :param blocks: The rows of the batch that each block has, one after the other, and the block; ``None`` for rows that
+        are there already.
     :param store: Any store of such observations.
     """
-    packed = [(rows, block) for rows, block in blocks if "rows" not in block]
-    while packed:
-        # All that are alike at once. Usually these are all there are.
-        alike = [pair for pair in packed if _kind(pair[1]) == _kind(packed[0][1])]
-        packed = [pair for pair in packed if _kind(pair[1]) != _kind(alike[0][1])]
-        if sum(len(rows) for rows, _ in alike) == len(outs[0]):
-            _decode(alike, store, outs)
-        else:
-            n = sum(len(rows) for rows, _ in alike)
-            found = [np.empty((n, *out.shape[1:]), dtype=out.dtype) for out in outs]
-            bounds = np.cumsum([0, *(len(rows) for rows, _ in alike)])
-            ranges = [np.arange(low, high) for low, high in pairwise(bounds)]
-            _decode([(own, block) for own, (_, block) in zip(ranges, alike, strict=True)], store, found)
-            where = np.concatenate([rows for rows, _ in alike])
-            for part, out in zip(found, outs, strict=True):
-                out[where] = part
-    for rows, block in blocks:
-        if "rows" in block:
-            for part, out in zip(block["rows"], outs, strict=True):
-                out[rows] = part
+    # Neighbours that are alike at once. Usually these are all there are.
+    for kind, group in groupby(blocks, lambda pair: _kind(pair[1])):
+        alike: list[Any] = list(group)
+        parts = [out[alike[0][0].start : alike[-1][0].stop] for out in outs]
+        if kind == "rows":
+            for i, part in enumerate(parts):
+                np.concatenate([block["rows"][i] for _, block in alike], out=part)
+        elif kind is not None:
+            _decode([block for _, block in alike], store, parts)
 
 
-def _kind(block: Block) -> Any:
-    return block["layout"], block["recipe"]
+def _kind(block: Block | None) -> Any:
+    if block is None:
+        return None
+    return "rows" if "rows" in block else (block["layout"], block["recipe"])
 
 
-def _decode(blocks: Sequence[tuple[Indices, Block]], store: BaseStore, outs: list[npt.NDArray[Any]]) -> None:
+def _decode(blocks: list[Any], store: BaseStore, outs: list[npt.NDArray[Any]]) -> None:
     """Decode blocks that together have all rows."""
-    first = blocks[0][1]
+    first, counts = blocks[0], [block["firsts"].shape[1] for block in blocks]
     layout = StackLayout(store.shape, store.stored_dtype, *first["layout"])
     codec = _codec_of(first["recipe"], layout)
     kernels, decompress = compiled_kernels(codec)
     if kernels is None:
         raise MissingPackageError("Decoding what shards send", "numba", "numba")
     table, kept = np.zeros(len(blocks), dtype=kernels.SOURCE), []
-    numbers, lanes = np.empty((2, len(outs[0])), dtype=np.int64)
-    firsts = np.empty((2, len(outs[0])), dtype=np.int64)
-    for number, (rows, block) in enumerate(blocks):
+    numbers = np.repeat(np.arange(len(blocks)), counts)
+    lanes = np.concatenate([np.arange(n) for n in counts])
+    firsts = np.concatenate([block["firsts"] for block in blocks], axis=1)
+    for number, (n, block) in enumerate(zip(counts, blocks, strict=True)):
         starts, lengths, references = block["index"]
         arrays = (
-            np.full(len(rows), np.iinfo(np.int64).max), block["data"], np.array(starts), lengths.astype(np.uint32),
+            np.full(n, np.iinfo(np.int64).max), block["data"], np.array(starts), lengths.astype(np.uint32),
             references.astype(np.uint32), codec.frames_per_record, np.array(block["table"]),
         )  # fmt: skip
         kernels.describe(table, number, _NO_RING, *arrays, codec.distances, decompress, _NO_DICTIONARIES)
         kept.append(arrays)
-        numbers[rows], lanes[rows], firsts[:, rows] = number, np.arange(len(rows)), block["firsts"]
 
     def gather(frames: list[Bytes]) -> None:
         def run(part: slice, contexts: Indices, team: Any) -> int:

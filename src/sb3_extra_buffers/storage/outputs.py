@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -23,45 +24,73 @@ import numpy.typing as npt
 import torch as th
 
 from sb3_extra_buffers.interruption import uninterrupted
+from sb3_extra_buffers.storage import shared_memory
+from sb3_extra_buffers.storage.shared_memory import Address, SharedMemory
 
 _KEPT_BLOCKS = 4
 """Observations and next observations of a batch, and of the previous one, which a training loop often still holds."""
 _SMALLEST_BLOCK = 1 << 16
-_ALIGNMENT = 64
+ALIGNMENT = 64
 """As torch allocates memory. JAX uses the memory of an array if it is aligned like this, and else copies it."""
 
 
-class _Lease(np.ndarray[Any, np.dtype[np.uint8]]):
+_n_forks = 0
+"""Shared memory is not copied for a child, so what was there before a fork is not used again afterwards."""
+
+
+class Lease(np.ndarray[Any, np.dtype[np.uint8]]):
     """The base of an array that was handed out. A class of its own: NumPy would skip a plain array as a base."""
 
-    block: _Block | None = None
+    block: Block | None = None
     """Whose memory it is; ``None`` where the lease has memory of its own."""
+
+    def share(self) -> Address | None:
+        """Let others write to the memory, until :meth:`release`. Without that, it is never lent again."""
+        assert self.block is not None
+        self.block.is_awaited = True
+        return None if self.block.shared is None else self.block.shared.address
+
+    def release(self) -> None:
+        assert self.block is not None
+        self.block.is_awaited = False
 
 
 def _nobody() -> None:
     """Stands for the lease of a block that was never handed out."""
 
 
-class _Block:
+class Block:
     """Memory that is handed out to one user at a time."""
 
-    def __init__(self, size: int, pinned: bool) -> None:
-        self.size = size
-        self.lease: Callable[[], _Lease | None] = _nobody
+    def __init__(self, size: int, pinned: bool, shared: bool) -> None:
+        self.size, self._n_forks = size, _n_forks
+        self._memory: Any
+        self.lease: Callable[[], Lease | None] = _nobody
         """The current lease, or ``None`` once it has ended."""
         self.copied: th.cuda.Event | None = None
         """Set while a copy to the GPU may still be reading the memory."""
-        if pinned:
+        self.shared: SharedMemory | None = None
+        self.is_awaited = False
+        """Whether other processes may still write to the memory."""
+        if shared:
+            self.shared = SharedMemory(size)
+            self._memory = self.shared.bytes.view(Lease)
+        elif pinned:
             self._owner = th.empty(size, dtype=th.uint8, pin_memory=True)
-            self._memory: Any = (ctypes.c_ubyte * size).from_address(self._owner.data_ptr())
+            self._memory = (ctypes.c_ubyte * size).from_address(self._owner.data_ptr())
         else:
             # A plain array would become the base of the arrays that are handed out, instead of their lease.
-            memory = _Lease(size + _ALIGNMENT, dtype=np.uint8)
-            start = -memory.ctypes.data % _ALIGNMENT
+            memory = Lease(size + ALIGNMENT, dtype=np.uint8)
+            start = -memory.ctypes.data % ALIGNMENT
             self._memory = memory[start : start + size]
 
-    def lend(self) -> _Lease:
-        lease = _Lease(self.size, dtype=np.uint8, buffer=self._memory)
+    def is_free(self) -> bool:
+        if self.lease() is not None or self.is_awaited or (self.shared is not None and self._n_forks != _n_forks):
+            return False
+        return self.copied is None or bool(self.copied.query())  # type: ignore[no-untyped-call]
+
+    def lend(self) -> Lease:
+        lease = Lease(self.size, dtype=np.uint8, buffer=self._memory)
         lease.block = self  # which keeps the memory, also when the pool has dropped the block
         self.lease, self.copied = weakref.ref(lease), None
         return lease
@@ -73,29 +102,38 @@ class OutputPool:
     device = th.device("cpu")
     """Where the buffer's batches go. No other object stores it."""
 
-    def __init__(self) -> None:
-        self._blocks: list[_Block] = []
+    def __init__(self, kept: int = _KEPT_BLOCKS, shared: bool = False) -> None:
+        self._blocks: list[Block] = []
+        self._kept, self._shared = kept, shared and shared_memory.IS_AVAILABLE
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: th.device) -> npt.NDArray[Any]:
         """An uninitialised array. The caller must hold the buffer's lock."""
         size = math.prod(shape) * dtype.itemsize
         if size < _SMALLEST_BLOCK and device.type == "cpu":
-            return np.ndarray(shape, dtype, buffer=_Lease(size, dtype=np.uint8))
+            return np.ndarray(shape, dtype, buffer=Lease(size, dtype=np.uint8))
+        return np.ndarray(shape, dtype, buffer=self.lend(size, device))
+
+    def lend(self, size: int, device: th.device) -> Lease:
+        """Memory for several arrays: whoever has one of them keeps it."""
         for block in self._blocks:
-            is_free = block.size == size and block.lease() is None
-            if is_free and (block.copied is None or block.copied.query()):  # type: ignore[no-untyped-call]
+            if block.size == size and block.is_free():
                 break
         else:
             # A buffer may be told to send its batches to a GPU that is not here: its arrays can still be read.
-            block = _Block(size, pinned=device.type == "cuda" and th.cuda.is_available())
-            self._blocks = [*self._blocks[-_KEPT_BLOCKS + 1 :], block]
-        return np.ndarray(shape, dtype, buffer=block.lend())
+            pinned = device.type == "cuda" and th.cuda.is_available()
+            block = Block(size, pinned, self._shared)
+            n_dropped = max(len(self._blocks) - self._kept + 1, 0)
+            for dropped in self._blocks[:n_dropped]:
+                if dropped.shared is not None:
+                    dropped.shared.close()
+            self._blocks = [*self._blocks[n_dropped:], block]
+        return block.lend()
 
     @staticmethod
     def to_tensor(array: npt.NDArray[Any], device: th.device) -> th.Tensor | None:
         """An array of :meth:`take` as a tensor, or ``None`` for any other array."""
         lease = array.base
-        if not isinstance(lease, _Lease):
+        if not isinstance(lease, Lease):
             return None
         tensor = th.from_numpy(array)
         if device.type == "cpu":
@@ -111,3 +149,12 @@ class OutputPool:
     @property
     def nbytes(self) -> int:
         return sum(block.size for block in self._blocks)
+
+
+def _after_fork() -> None:
+    global _n_forks
+    _n_forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_parent=_after_fork, after_in_child=_after_fork)
