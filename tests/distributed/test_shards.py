@@ -232,7 +232,7 @@ def test_a_death_can_be_an_error() -> None:
 def test_a_shard_on_disk_is_restored(tmp_path: Any) -> None:
     np.random.seed(0)  # with 2,000 of 200 transitions, one in a hundred batches does not have them all
     buffer = filled((40, 60), **REMOTE, shards=2, path=tmp_path, prefetch=1)
-    buffer.sample(8)
+    buffer._shards.ask_all("states")  # so that all has arrived
     for shard in transport_of(buffer).shards:
         for part in shard._buffers:
             part.flush()
