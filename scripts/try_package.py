@@ -20,7 +20,7 @@ MODULES = {
     "atari": ["ale_py", "cv2", "sb3_extra_buffers.training_utils.atari"],
     "contrib": ["sb3_contrib", "sb3_extra_buffers.compressed.maskable_buffer"],
     "extra": ["cv2", "matplotlib", "pandas", "PIL", "pygame", "rich", "tensorboard"],
-    "lerobot": ["PIL", "pyarrow.parquet"],
+    "lerobot": ["av", "PIL", "pyarrow.parquet"],
     "minari": ["minari", "h5py", "PIL"] if sys.version_info >= (3, 11) else [],
     "plots": ["matplotlib"],
     "ray": ["ray", "sb3_extra_buffers.distributed"],

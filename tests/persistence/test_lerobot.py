@@ -61,6 +61,8 @@ def png(pixels: np.ndarray) -> dict[str, Any]:
 
 def write(root: Path, frames: Frames, rows_per_file: int = 1000, drop: tuple[str, ...] = (), **info: Any) -> Path:
     features = {name: feature for name, feature in FEATURES.items() if name not in drop}
+    if frames and "next.truncated" in frames[0]:
+        features["next.truncated"] = FEATURES["next.done"]
     described = {"codebase_version": "v3.0", "fps": 30, "total_frames": len(frames), "features": features, **info}
     (root / "meta").mkdir(parents=True)
     (root / "meta/info.json").write_text(json.dumps(described))
@@ -209,6 +211,18 @@ def test_demonstrations_have_no_rewards(tmp_path: Path) -> None:
     np.testing.assert_array_equal(buffer.timeouts[:, 0], buffer.dones[:, 0])
 
 
+def test_truncations(tmp_path: Path) -> None:
+    """An episode ends at a truncation, too. One that ends with neither flag is cut off."""
+    done = [0, 0, 1, 0, 0, 1, 0, 0]
+    truncated = [0, 0, 1, 0, 0, 0, 0, 0]
+    frames = frames_of([3, 3, 2])
+    for frame, one, other in zip(frames, done, truncated, strict=True):
+        frame |= {"next.done": bool(one), "next.truncated": bool(other)}
+    buffer = CompressedDictReplayBuffer.from_lerobot(write(tmp_path / "dataset", frames), "cpu")
+    np.testing.assert_array_equal(buffer.dones[:, 0], [0, 0, 1, 0, 0, 1, 0, 1])
+    np.testing.assert_array_equal(buffer.timeouts[:, 0], [0, 0, 1, 0, 0, 0, 0, 1])
+
+
 def test_few_frames_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded = []
     decode = lerobot._decoded
@@ -229,6 +243,8 @@ def described(**changes: Any) -> dict[str, Any]:
     [
         ({"codebase_version": "v2.1"}, {}, FileFormatError, r"version v2\.1.*convert_dataset_v21_to_v30"),
         ({}, {"columns": ["observation.wrist"]}, ConfigurationError, r"no column 'observation\.wrist'.*It has obs"),
+        ({}, {"columns": "observation.wrist"}, ConfigurationError, r"no column 'observation\.wrist'"),
+        ({"drop": (TOP, STATE, GRID)}, {}, ConfigurationError, "no column whose name begins with 'observation'"),
         ({"drop": ("action",)}, {}, ConfigurationError, "no column 'action'"),
         (
             described(**{TOP: {"dtype": "video", "shape": [6, 5, 1], "info": {"is_depth_map": True}}}),

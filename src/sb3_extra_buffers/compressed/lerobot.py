@@ -77,7 +77,12 @@ class LeRobotFolder:
     def _keys_of(self, columns: Sequence[str] | None, as_dict: bool) -> dict[str, str]:
         """The column of each key of an observation."""
         found = [name for name in self.features if name.partition(".")[0] == "observation"]
-        chosen = found if columns is None else list(columns)
+        chosen = found if columns is None else [columns] if isinstance(columns, str) else list(columns)
+        if not chosen:
+            raise ConfigurationError(
+                f"The LeRobot dataset {self.root} has no column whose name begins with 'observation'. Choose columns: "
+                f"it has {', '.join(self.features)}."
+            )
         for name in (*chosen, _ACTION):
             feature = self.features.get(name)
             if feature is None:
@@ -125,7 +130,7 @@ class LeRobotFolder:
                 obs if following is None or is_last else map_parts(lambda value: value[None], following["observation"]),
                 frame[_ACTION][None],
                 np.asarray(frame.get(_REWARD, 0.0), dtype=np.float32).reshape(1),
-                np.array([done or is_last]),
+                np.array([done or truncated or is_last]),
                 [{"TimeLimit.truncated": truncated}],
             )
             if following is not None:
