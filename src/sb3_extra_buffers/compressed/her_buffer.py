@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,17 @@ from sb3_extra_buffers.state import Json, SavedState, State, register_decoder, r
 
 register_encoder(GoalSelectionStrategy, lambda strategy, where: {"$goals": strategy.name})
 register_decoder("$goals", lambda name: GoalSelectionStrategy[name])
+
+
+class _Step(NamedTuple):
+    """What a transition changes about episodes."""
+
+    overwritten: dict[int, Indices]
+    """For environments whose transition belongs to a complete episode: its slots from here on."""
+    starts: Indices
+    """Where the episode of each environment began."""
+    infos: npt.NDArray[Any] | None
+    """If they are kept."""
 
 
 class _HerBase(CompressedDictReplayBuffer):
@@ -82,7 +93,7 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _HerBase):
         CompressedDictReplayBuffer._reopen(self)
 
     _saved_fields = (*_HerBase._saved_fields, "ep_start", "ep_length", "_current_ep_start")
-    _rebuilt = ("env", "infos", "_is_stored")
+    _rebuilt = ("env", "infos", "_step")
     __getstate__ = _HerBase.__getstate__  # not HerReplayBuffer's
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -105,40 +116,41 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _HerBase):
             self.infos = self._saved_infos(state, self.buffer_size)
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]]) -> None:
+        # Not HerReplayBuffer's method, which changes episodes before the transition is checked.
         with self._lock.held:
-            if self._folder is not None:
-                self._folder.before_adding(self)  # now: SB3's method changes episodes before it stores the step
-            # SB3's method removes the episode that is being overwritten before it checks the new transition.
-            pos = self.pos
-            before = self.ep_start[pos].copy(), self.ep_length[pos].copy(), self.infos[pos : pos + 1].copy()
-            self._is_stored = False
-            try:
-                super().add(obs, next_obs, action, reward, done, infos)
-            except BaseException:
-                if self._is_stored:  # Ctrl-C after the transition was stored
-                    self._finish_episodes(pos)
-                else:
-                    self._put_episodes_back(pos, *before)
-                raise
+            row = None
+            if self.copy_info_dict:
+                row = np.empty(self.n_envs, dtype=object)
+                row[:] = infos
+            self._step = self._next_step(row)
+            _HerBase.add(self, obs, next_obs, action, reward, done, infos)
 
-    def _commit(self, *step: Any) -> None:
-        super()._commit(*step)
-        self._is_stored = True
+    def _commit(self, pos: int, *stored: Any) -> None:
+        self._begin_step(pos, self._step)
+        super()._commit(pos, *stored)
+        self._end_step(self._field_rows("dones", np.array([pos]))[0])
 
-    def _finish_episodes(self, pos: int) -> None:
-        """Complete what SB3 does after the transition at ``pos`` was stored. Doing it twice does no harm."""
-        for env_index in np.flatnonzero(self.dones[pos]).tolist():
-            if self._current_ep_start[env_index] != self.pos:
-                self._compute_episode_length(env_index)
+    def _next_step(self, infos: npt.NDArray[Any] | None) -> _Step:
+        """What the next transition changes about episodes. As in SB3, an episode is removed when it is overwritten."""
+        pos = self.pos
+        overwritten = {
+            env: np.arange(pos, self.ep_start[pos, env] + self.ep_length[pos, env]) % self.buffer_size
+            for env in np.flatnonzero(self.ep_length[pos] > 0).tolist()
+        }
+        return _Step(overwritten, self._current_ep_start.copy(), infos)
 
-    def _put_episodes_back(self, pos: int, starts: Indices, lengths: Indices, infos: npt.NDArray[Any]) -> None:
-        """Restore the episodes that a transition was going to overwrite."""
-        for env_index, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
-            if length > 0:
-                # Steps before ``pos`` have been overwritten already.
-                self.ep_length[np.arange(pos, start + length) % self.buffer_size, env_index] = length
-        self.ep_start[pos] = starts
-        self.infos[pos : pos + 1] = infos
+    def _begin_step(self, pos: int, step: _Step) -> None:
+        """Enter a transition into its episodes before it is stored. Doing it twice does no harm."""
+        for env, slots in step.overwritten.items():
+            self.ep_length[slots, env] = 0
+        self._current_ep_start[:] = step.starts
+        self.ep_start[pos] = step.starts
+        if step.infos is not None:
+            self.infos[pos] = step.infos
+
+    def _end_step(self, dones: npt.NDArray[Any]) -> None:
+        for env in np.flatnonzero(dones).tolist():
+            self._compute_episode_length(env)
 
     def _further_segment_state(self, slots: Indices, priorities: bool) -> State:
         return {"infos": Json(self.infos[slots].tolist(), "infos")} if self.copy_info_dict else {}
@@ -154,18 +166,10 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _HerBase):
         return infos
 
     def _complete_steps(self, n_steps: int, rows: Mapping[str, npt.NDArray[Any]], further: Any) -> None:
-        # As in SB3's add(), step by step: an episode that is being overwritten is not sampled any more.
-        for step, dones in enumerate(rows["dones"]):
-            pos = self.pos
-            for env_index in np.flatnonzero(self.ep_length[pos] > 0).tolist():
-                end = self.ep_start[pos, env_index] + self.ep_length[pos, env_index]
-                self.ep_length[np.arange(pos, end) % self.buffer_size, env_index] = 0
-            self.ep_start[pos] = self._current_ep_start
-            if further is not None:
-                self.infos[pos] = further[step]
+        for number, dones in enumerate(rows["dones"]):
+            self._begin_step(self.pos, self._next_step(None if further is None else further[number]))
             super()._complete_steps(1, rows, None)
-            for env_index in np.flatnonzero(dones).tolist():
-                self._compute_episode_length(env_index)
+            self._end_step(dones)
 
     def _end_episodes(self) -> None:
         if self.size():
