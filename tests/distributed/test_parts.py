@@ -22,6 +22,7 @@ from sb3_extra_buffers.compressed import (
 from sb3_extra_buffers.compressed.sum_tree import JoinedTrees, SumTree
 from sb3_extra_buffers.distributed.parts import Parts, Places
 from sb3_extra_buffers.storage.config import CodecRecipe
+from sb3_extra_buffers.storage.joined import places_of
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 from tests.histories import worlds
 from tests.transitions import assert_same
@@ -193,3 +194,19 @@ def test_trees_are_drawn_from_together() -> None:
     np.testing.assert_array_equal(numbers * 300 + found, np.searchsorted(ends, heights, side="right"))
     numbers, found = joined.find(np.array([0.0, ends[-1], 2 * ends[-1]]))
     assert (joined.get(numbers, found) > 0).all()
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("counts", [(6, 0, 10), (0, 0, 2), (4, 4, 0), (30,)], ids=str)
+def test_every_transition_has_the_same_share_of_what_is_drawn(counts: tuple[int, ...]) -> None:
+    n_slots, n_envs, firsts, total = 15, 2, np.array([3, 0, 14, 1][: len(counts)]), sum(counts)
+    expected = [
+        (number, (firsts[number] + place // n_envs) % n_slots, place % n_envs)
+        for number, count in enumerate(counts)
+        for place in range(count)
+    ]
+    for offset in (0.0, 0.5, 0.999):
+        drawn = (np.arange(total) + offset) / total
+        assert list(zip(*places_of(drawn, np.array(counts), firsts, n_slots, n_envs).tolist(), strict=True)) == expected
+    last = places_of(np.array([np.nextafter(1, 0)]), np.array(counts), firsts, n_slots, n_envs)
+    assert tuple(last[:, 0]) == expected[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from sb3_extra_buffers.compressed import (
     PrioritizedDQN,
 )
 from sb3_extra_buffers.distributed import ShardedReplayBuffer, distributed
+from sb3_extra_buffers.distributed.shard_transport import ShardDied
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError, SegmentError, WorkerError
 from tests.distributed.test_sharded_buffer import DICT, IMAGES, N_ENVS, VECTORS, chi_square, filled, make, steps
 from tests.transitions import assert_same
@@ -24,8 +26,16 @@ from tests.transitions import assert_same
 REMOTE: dict[str, Any] = {"placement": "shards", "in_process": True}
 
 
+FIELDS = ("observations", "next_observations")
+
+
 def transport_of(buffer: Any) -> Any:
     return buffer._shards._transport
+
+
+def move_away(buffer: Any, shard: int) -> None:
+    """As if the shard were on another machine: it cannot write to the learner's memory."""
+    transport_of(buffer).shards[shard]._attached = lambda address: None
 
 
 @pytest.mark.parametrize(
@@ -62,16 +72,19 @@ def test_one_shard_is_the_class_itself(cls: Any, space: Any, options: dict[str, 
     sharded.check()
 
 
+@pytest.mark.parametrize("far", [(), (0, 1, 2), (1,)], ids=["near", "far", "one far"])
 @pytest.mark.parametrize("space", [IMAGES, VECTORS, DICT], ids=["images", "vectors", "Dict"])
 @pytest.mark.parametrize(
     "options", [{}, {"normalize_images": True}, {"buffer_class": CompressedNStepReplayBuffer}], ids=str
 )
-def test_shards_have_what_parts_in_this_process_have(space: Any, options: dict[str, Any]) -> None:
+def test_shards_have_what_parts_in_this_process_have(space: Any, options: dict[str, Any], far: tuple[int, ...]) -> None:
     if space is DICT and "buffer_class" in options:
         pytest.skip("There is another class for Dict spaces.")
     sizes = (40, 100, 7, 70)
     here = filled(sizes, space, **options)
     there = filled(sizes, space, **REMOTE, shards=3, **options)
+    for shard in far:
+        move_away(there, shard)
     for prefetched in range(6):
         batches = []
         for buffer in (here, there):
@@ -80,6 +93,40 @@ def test_shards_have_what_parts_in_this_process_have(space: Any, options: dict[s
                 buffer._shards._queue.clear()
             batches.append(tuple(buffer.sample(64)))
         assert_same(*batches)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_batches_have_memory_of_their_own(seed: int) -> None:
+    """Batches are kept, requested ahead and dropped, and shards die. What shards write late is in no other batch."""
+    rng = np.random.default_rng(seed)
+    np.random.seed(seed)
+    sizes = (40, 60, 7, 70)
+    here, buffer = filled(sizes), filled(sizes, **REMOTE, shards=3, prefetch=3)
+    known = [part._samples_at(*np.divmod(np.arange(part.size() * N_ENVS), N_ENVS), None) for part in here.parts]
+    observations, following = (np.concatenate([getattr(part, name) for part in known]) for name in FIELDS)
+    kept: list[Any] = []
+    for _ in range(120):
+        action = rng.integers(10)
+        if action == 0:
+            # Only this shard works. The others do later what they were asked for before.
+            with suppress(ShardDied):
+                transport_of(buffer).result(transport_of(buffer).call(int(rng.integers(3)), "states"), 1.0)
+        elif action == 1 and len(kept) > 3:
+            del kept[: int(rng.integers(4))]
+        elif action == 2 and rng.random() < 0.2:
+            transport_of(buffer).kill(int(rng.integers(2)))
+        else:
+            kept.append(buffer.sample(int(rng.choice([16, 17]))))
+        for batch in kept:
+            numbers = batch.rewards.numpy().reshape(-1).astype(np.int64)
+            np.testing.assert_array_equal(batch.observations, observations[numbers])
+            np.testing.assert_array_equal(batch.next_observations, following[numbers])
+
+
+def test_memory_is_used_again() -> None:
+    buffer = filled(**REMOTE, shards=2)
+    seen = [buffer.sample(64).observations.data_ptr() for _ in range(50)]
+    assert len(set(seen)) <= 6
 
 
 def test_every_transition_is_sampled_equally_often() -> None:

@@ -152,6 +152,9 @@ def copy(target: int, source: int, size: int) -> None:
         for part in range(at, at + 128, 32):
             copy32(target + part, source + part)
         at += 128
+    while at + 8 <= size:
+        store64(target + at, load64(source + at))
+        at += 8
     while at < size:
         store8(target + at, load8(source + at))
         at += 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import repeat
+from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,9 +19,10 @@ from sb3_extra_buffers.compressed.nstep_buffer import CompressedNStepReplayBuffe
 from sb3_extra_buffers.compressed.prioritized_buffer import CompressedPrioritizedReplayBuffer
 from sb3_extra_buffers.compressed.sum_tree import JoinedTrees
 from sb3_extra_buffers.errors import EmptyBufferError
-from sb3_extra_buffers.storage.base_store import BaseStore
-from sb3_extra_buffers.storage.joined import JoinedArrays, JoinedStores, Wanted
-from sb3_extra_buffers.storage.outputs import ALIGNMENT, OutputPool
+from sb3_extra_buffers.storage.joined import JoinedArrays, JoinedStores, Wanted, places_of
+from sb3_extra_buffers.storage.outputs import ALIGNMENT, Lease, OutputPool
+
+_FLAGS = attrgetter("_flags")
 
 
 class Places(NamedTuple):
@@ -49,18 +52,15 @@ def draw_uniformly(parts: Sequence[Any], batch_size: int) -> Places:
     shares = first.optimize_memory_usage
     if len(parts) == 1:
         return _as_sb3_draws(first, batch_size)
-    counts = np.array([n_slots - shares if part.full else part.pos for part in parts]) * n_envs
-    ends = counts.cumsum()
-    if ends[-1] == 0:
+    sizes = [n_slots - shares if part.full else part.pos for part in parts]
+    if not any(sizes):
         raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
-    # In the order of parts: the order of transitions in a batch does not matter, and reading is faster.
-    drawn = np.sort(np.random.randint(0, ends[-1], size=batch_size))
-    numbers = np.searchsorted(ends, drawn, side="right")
-    slots, envs = np.divmod(drawn - (ends - counts)[numbers], n_envs)
+    firsts = np.zeros(len(parts), dtype=np.int64)
     if shares:
-        firsts = np.array([part.pos + 1 if part.full else 0 for part in parts])
-        slots = (slots + firsts[numbers]) % n_slots
-    return Places(numbers, slots, envs)
+        firsts[:] = [part.pos + 1 if part.full else 0 for part in parts]
+    drawn = np.random.random_sample(batch_size)
+    drawn.sort()  # the order of transitions in a batch does not matter, and reading is faster
+    return Places(*places_of(drawn, np.array(sizes, dtype=np.int64) * n_envs, firsts, n_slots, n_envs))
 
 
 def _as_sb3_draws(part: Any, batch_size: int) -> Places:
@@ -73,28 +73,6 @@ def _as_sb3_draws(part: Any, batch_size: int) -> Places:
         slots = np.random.randint(0, part.buffer_size if part.full else part.pos, size=batch_size)
     envs = np.random.randint(0, high=part.n_envs, size=(batch_size,))
     return Places(np.zeros(batch_size, dtype=np.int64), slots, envs)
-
-
-def batch_bytes(stores: Mapping[str, BaseStore], n: int) -> int:
-    """How much memory the observations and next observations of a batch take."""
-    return 2 * sum(_aligned(store, n) for store in stores.values())
-
-
-def batch_in(memory: Bytes, stores: Mapping[str, BaseStore], n: int) -> dict[str, list[npt.NDArray[Any]]]:
-    """Observations and next observations of each key, one after the other in memory."""
-    batch, start = {}, 0
-    for key, store in stores.items():
-        size = _aligned(store, n)
-        batch[key] = [
-            np.ndarray((n, *store.shape), store.stored_dtype, buffer=memory, offset=offset)
-            for offset in (start, start + size)
-        ]
-        start += 2 * size
-    return batch
-
-
-def _aligned(store: BaseStore, n: int) -> int:
-    return -(-n * math.prod(store.shape) * store.stored_dtype.itemsize // ALIGNMENT) * ALIGNMENT
 
 
 class Parts:
@@ -114,8 +92,9 @@ class Parts:
         is_n_step = isinstance(first, CompressedNStepReplayBuffer) and (first.n_steps > 1 or not self.is_prioritized)
         self._n_steps = first.n_steps if is_n_step else None
         self.stores = {key: JoinedStores([buffer._stores[key] for buffer in buffers]) for key in first._stores}
-        self._actions, self._rewards = JoinedArrays(first.action_dim), JoinedArrays()
-        self._flags = {name: JoinedArrays() for name in ("_flags", "dones", "timeouts")}
+        self._n = -1
+        """The size of the last batch, which ``_layout`` and ``_n_bytes`` are for."""
+        self._joined: dict[tuple[str, ...], tuple[list[Any], JoinedArrays]] = {}
         if self.is_prioritized:
             self.trees = JoinedTrees([buffer._tree for buffer in buffers])
 
@@ -123,36 +102,56 @@ class Parts:
         """The transitions at these places."""
         with self.first._lock.held:
             fields, wanted = self.read_fields(places)
-            outs = self.empty_batch(len(places.slots))
+            n = len(places.slots)
+            outs = self.batch_in(self.memory_for(n), n)
             for key, stores in self.stores.items():
                 stores.fill(places.numbers, wanted, places.envs, outs[key])
         return self.batch_of(outs, fields, env)
 
-    def empty_batch(self, n: int) -> dict[str, list[npt.NDArray[Any]]]:
-        """Memory for observations and next observations."""
-        stores = self.first._stores
-        return batch_in(self.outputs.lend(batch_bytes(stores, n), self.outputs.device), stores, n)
+    def memory_for(self, n: int) -> Lease:
+        """Memory for the observations and next observations of a batch."""
+        self._lay_out(n)
+        return self.outputs.lend(self._n_bytes, self.outputs.device)
+
+    def batch_in(self, memory: Bytes, n: int) -> dict[str, list[npt.NDArray[Any]]]:
+        """Observations and next observations of each key, one after the other in memory."""
+        self._lay_out(n)
+        return {
+            key: [np.ndarray(shape, dtype, memory, start) for start in starts]
+            for key, shape, dtype, starts in self._layout
+        }
+
+    def _lay_out(self, n: int) -> None:
+        if n != self._n:
+            self._n, self._layout, self._n_bytes = n, [], 0
+            for key, store in self.first._stores.items():
+                size = -(-n * math.prod(store.shape) * store.stored_dtype.itemsize // ALIGNMENT) * ALIGNMENT
+                starts = self._n_bytes, self._n_bytes + size
+                self._layout.append((key, (n, *store.shape), store.stored_dtype, starts))
+                self._n_bytes += 2 * size
 
     def read_fields(self, places: Places) -> tuple[Fields, Wanted]:
         """All but the observations, and where these are."""
         first, (numbers, slots, envs) = self.first, places
         indices, last, n_added = slots * first.n_envs + envs, slots, None
+        ended = ("_flags",) if self._has_flags() else ("dones", "timeouts")
         if self._n_steps is None:
-            rewards = self._rewards.take([part.rewards for part in self.buffers], numbers, indices)
-            dones = self._dones_at(numbers, indices)
+            actions, rewards, *flags = self._take(("actions", "rewards", *ended), numbers, indices)
         else:
             window = (slots[:, None] + np.arange(self._n_steps)) % first.buffer_size
             all_indices = (window * first.n_envs + envs[:, None]).reshape(-1)
-            all_numbers = numbers.repeat(self._n_steps)
-            rewards = self._rewards.take([part.rewards for part in self.buffers], all_numbers, all_indices)
+            rewards, *flags = self._take(("rewards", *ended), numbers.repeat(self._n_steps), all_indices)
             rewards = rewards.reshape(window.shape)
             newest = (np.array([part.pos for part in self.buffers]) - 1) % first.buffer_size
             # The slot after the newest transition holds the oldest one.
-            is_last = (window == newest[numbers][:, None]) | self._has_ended(all_numbers, all_indices, window.shape)
+            is_last = window == newest[numbers][:, None]
+            for values in flags:
+                is_last |= values.reshape(window.shape) > 0
             n_added = n_until(is_last)
             last = (slots + n_added - 1) % first.buffer_size
-            dones = self._dones_at(numbers, last * first.n_envs + envs)
-        actions = self._actions.take([part.actions for part in self.buffers], numbers, indices)
+            (actions,) = self._take(("actions",), numbers, indices)
+            flags = self._take(ended, numbers, last * first.n_envs + envs)
+        dones = DONE_OR_NOT.take(flags[0]) if len(flags) == 1 else flags[0] * (1 - flags[1])
         following = (0, (last + 1) % first.buffer_size) if first.optimize_memory_usage else (1, last)
         return Fields(actions, dones, rewards, n_added), [(0, slots), following]
 
@@ -167,26 +166,17 @@ class Parts:
         returns, discounts = n_step_returns(rewards, fields.n_added, first.gamma)
         return samples._replace(rewards=first.to_torch(returns), discounts=first.to_torch(discounts))
 
-    def _dones_at(self, numbers: Indices, indices: Indices) -> npt.NDArray[np.float32]:
-        if self._has_flags():
-            return DONE_OR_NOT.take(self._field("_flags", numbers, indices))
-        dones = self._field("dones", numbers, indices)
-        dones *= 1 - self._field("timeouts", numbers, indices)
-        return dones
-
-    def _has_ended(self, numbers: Indices, indices: Indices, shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:
-        names = ("_flags",) if self._has_flags() else ("dones", "timeouts")
-        ended = sum(self._field(name, numbers, indices) for name in names)
-        found: npt.NDArray[np.bool_] = np.reshape(ended > 0, shape)
-        return found
-
     def _has_flags(self) -> bool:
         """Whether all parts still have flags. If not, all get arrays."""
-        if all(part._flags is not None for part in self.buffers):
+        if not any(map(is_, map(_FLAGS, self.buffers), repeat(None))):
             return True
         for part in self.buffers:
             part._unpack_flags()
         return False
 
-    def _field(self, name: str, numbers: Indices, indices: Indices) -> npt.NDArray[Any]:
-        return self._flags[name].take([getattr(part, name) for part in self.buffers], numbers, indices)
+    def _take(self, names: tuple[str, ...], numbers: Indices, indices: Indices) -> list[npt.NDArray[Any]]:
+        if names not in self._joined:
+            widths = [self.first.action_dim if name == "actions" else 1 for name in names]
+            self._joined[names] = [attrgetter(name) for name in names], JoinedArrays(*widths)
+        getters, joined = self._joined[names]
+        return joined.take([array for get in getters for array in map(get, self.buffers)], numbers, indices)

@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.compressed.prioritized_buffer import PrioritizedReplayBufferSamples
 from sb3_extra_buffers.compressed.segments import ReceivedSegment
-from sb3_extra_buffers.distributed.parts import Fields, Parts, batch_bytes, batch_in, draw_uniformly
+from sb3_extra_buffers.distributed.parts import Fields, Parts, draw_uniformly
 from sb3_extra_buffers.distributed.remote_part import RemotePart
 from sb3_extra_buffers.distributed.shard import GENERATION_BITS, Drawn, PartState, ShardPlan, Target
 from sb3_extra_buffers.distributed.shard_transport import Call, Request, ShardDied, ShardTransport
@@ -232,14 +232,13 @@ class Shards:
     def _request(self, batch_size: int, n_batches: int) -> list[Request]:
         """Draw transitions for some batches, and ask shards for them."""
         draw = self._by_priority if self._template.is_prioritized else self._uniformly
-        size = batch_bytes(self._template.first._stores, batch_size)
         calls = [
             Call(*state) for state in zip(range(len(self._plans)), self._lives, self._totals.tolist(), strict=True)
         ]
         requests: list[Request] = []
         for _ in range(n_batches):
             shares = draw(batch_size)
-            request = Request(batch_size, self.outputs.lend(size, self.outputs.device), [])
+            request = Request(batch_size, self._template.memory_for(batch_size), [])
             address, first = request.memory.share(), 0
             for call, asked in zip(calls, shares, strict=True):
                 if n := len(asked[0]):
@@ -311,7 +310,7 @@ class Shards:
 
     def _batch(self, request: Request, drawn: list[tuple[Call, Drawn]], env: VecNormalize | None) -> Any:
         first = self._template.first
-        outs = batch_in(request.memory, first._stores, request.n)
+        outs = self._template.batch_in(request.memory, request.n)
         bounds = np.cumsum([0, *(len(reply.fields.actions) for _, reply in drawn)]).tolist()
         rows = [slice(low, high) for low, high in pairwise(bounds)]
         for key, store in first._stores.items():

@@ -13,7 +13,7 @@ import torch as th
 from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
 from sb3_extra_buffers.compressed.segments import ReceivedSegment
-from sb3_extra_buffers.distributed.parts import Fields, Parts, Places, batch_in
+from sb3_extra_buffers.distributed.parts import Fields, Parts, Places
 from sb3_extra_buffers.errors import CorruptDataError, SegmentError
 from sb3_extra_buffers.storage import shared_memory
 from sb3_extra_buffers.storage.blocks import Block, BlockMaker
@@ -153,7 +153,7 @@ class Shard:
             blocks = {key: maker.make(places.numbers, wanted, places.envs) for key, maker in self._makers.items()}
         else:
             rows = slice(target.first, target.first + len(places.slots))
-            for key, outs in batch_in(memory, self._parts.first._stores, target.n).items():
+            for key, outs in self._parts.batch_in(memory, target.n).items():
                 self._parts.stores[key].fill(places.numbers, wanted, places.envs, [out[rows] for out in outs])
         return Drawn(blocks, fields, priorities, indices, total, self._n_refused, self._refusal)
 

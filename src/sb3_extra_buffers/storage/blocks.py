@@ -36,9 +36,7 @@ class BlockMaker:
 
     def __init__(self, joined: JoinedStores) -> None:
         self._joined = joined
-        self._encoded = JoinedArrays()
-        self._index = [JoinedArrays() for _ in range(3)]
-        """Starts, lengths and references of records."""
+        self._encoded, self._index = JoinedArrays(1), JoinedArrays(1, 1, 1)
 
     def make(self, numbers: Indices, wanted: Wanted, envs: Indices) -> Block:
         """The observations of two batches; see :meth:`.JoinedStores.fill`."""
@@ -67,7 +65,7 @@ class BlockMaker:
                 return None
         firsts = self._joined.firsts(numbers, wanted, envs)
         frames, group = [store.frames for store in stores], first.codec.frames_per_record
-        encoded = self._encoded.take([part.encoded for part in frames], numbers, envs)[:, 0]
+        encoded = self._encoded.take([part.encoded for part in frames], numbers, envs)[0][:, 0]
         if firsts.min(initial=0) < 0 or (firsts + layout.stack > encoded).any():  # nothing there, or not in a record
             return None
         begins, ends = firsts // group, (firsts + layout.stack - 1) // group
@@ -82,19 +80,19 @@ class BlockMaker:
         shifts = np.where(overlap, lowest, np.stack([begins[0], begins[1] - n_first]))
         capacities = np.array([part.starts.shape[1] for part in frames])[numbers][rows]
         entries, row_numbers = envs[rows] * capacities + records % capacities, numbers[rows]
-        starts, lengths, references = (
-            arrays.take([getattr(part, name) for part in frames], row_numbers, entries)[:, 0].astype(np.int64)
-            for arrays, name in zip(self._index, ("starts", "lengths", "references"), strict=True)
-        )
+        names = ("starts", "lengths", "references")
+        index = [getattr(part, name) for name in names for part in frames]
+        taken = self._index.take(index, row_numbers, entries)
+        starts, lengths, references = (values[:, 0].astype(np.int64) for values in taken)
         table, references = _references(frames, row_numbers, references)
         if table is None:
             return None
         data = np.empty(int(lengths.sum()) + len(_PADDING), dtype=np.uint8)
         addresses = np.array([part.arena.data.ctypes.data for part in frames])
         kernels.copy_spans(addresses, row_numbers, starts, lengths, data)
-        index = np.zeros((3, len(envs), most), dtype=np.int64)
-        index[:, rows, places] = np.cumsum(lengths) - lengths, lengths, references
-        block = {"data": data, "index": index, "firsts": firsts - shifts * group, "table": table}
+        found = np.zeros((3, len(envs), most), dtype=np.int64)
+        found[:, rows, places] = np.cumsum(lengths) - lengths, lengths, references
+        block = {"data": data, "index": found, "firsts": firsts - shifts * group, "table": table}
         return {**block, "layout": (layout.stack, layout.axis), "recipe": first.recipe}
 
 

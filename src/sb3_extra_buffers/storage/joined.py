@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Sequence
-from operator import is_not
+from operator import attrgetter, is_not
 from typing import Any
 
 import numpy as np
@@ -22,40 +22,75 @@ from sb3_extra_buffers.parallel import Team
 from sb3_extra_buffers.storage.base_store import BaseStore
 from sb3_extra_buffers.storage.gathering import compiled_kernels, fill_frames, run_kernel
 from sb3_extra_buffers.storage.observation_store import ObservationStore
+from sb3_extra_buffers.storage.outputs import ALIGNMENT
 from sb3_extra_buffers.storage.plain_store import PlainStore
 from sb3_extra_buffers.storage.stacking import StackLayout
 
 _KERNELS = "sb3_extra_buffers.storage.joined_kernels"
+_ROWS, _NEXT_ROWS, _NEWEST, _TURN = map(attrgetter, ("_rows", "_next_rows", "_newest", "_turn"))
 Wanted = list[tuple[int, Indices]]
 
 
+def places_of(drawn: npt.NDArray[np.float64], counts: Indices, firsts: Indices, n_slots: int, n_envs: int) -> Indices:
+    """Turn sorted numbers in [0, 1) into numbers of buffers, slots and environments, (3, n).
+
+    :param counts: How many transitions each buffer has.
+    :param firsts: The slot of the oldest one.
+    """
+    kernels = load_kernels(_KERNELS)
+    places: Indices = np.empty((3, len(drawn)), dtype=np.int64)
+    if kernels is not None:
+        kernels.place_drawn(drawn, counts, firsts, n_slots, n_envs, places)
+        return places
+    ends = counts.cumsum()
+    whole = np.minimum((drawn * ends[-1]).astype(np.int64), ends[-1] - 1)
+    places[0] = np.searchsorted(ends, whole, side="right")
+    places[1], places[2] = np.divmod(whole - (ends - counts)[places[0]], n_envs)
+    places[1] = (places[1] + firsts[places[0]]) % n_slots
+    return places
+
+
 class JoinedArrays:
-    """Arrays with rows of ``width`` elements. Any of them may be replaced by another one between two calls."""
+    """Some *fields* of buffers, each an array of every buffer. An array may be replaced by another one between calls.
 
-    def __init__(self, width: int = 1) -> None:
-        self.width = width
+    :param widths: How many elements a row of each field has.
+    """
+
+    def __init__(self, *widths: int) -> None:
+        self._widths, self._n = widths, -1
         self._arrays: list[npt.NDArray[Any]] = []
-        self._addresses = np.zeros(0, dtype=np.int64)
 
-    def take(
-        self, arrays: list[npt.NDArray[Any]], numbers: Indices, places: Indices, out: npt.NDArray[Any] | None = None
-    ) -> npt.NDArray[Any]:
-        """Row ``places[i]`` of array ``numbers[i]``, for each ``i``, (n, width)."""
-        if out is None:
-            out = np.empty((len(places), self.width), dtype=arrays[0].dtype)
+    def take(self, arrays: list[npt.NDArray[Any]], numbers: Indices, places: Indices) -> list[npt.NDArray[Any]]:
+        """For each field, row ``places[i]`` of the array of buffer ``numbers[i]``, for each ``i``, (n, width).
+
+        :param arrays: Those of all buffers for the first field, then for the next one.
+        """
+        n = len(places)
+        if n != self._n or len(arrays) != len(self._arrays) or any(map(is_not, arrays, self._arrays)):
+            self._describe(arrays, n)
+        memory = np.empty(self._n_bytes, dtype=np.uint8)
+        outs: list[npt.NDArray[Any]] = [np.ndarray(shape, dtype, memory, at) for shape, dtype, at in self._outs]
         kernels = load_kernels(_KERNELS)
-        if out.size == 0:
-            pass
-        elif kernels is None:
-            for number in np.unique(numbers).tolist():
-                mine = numbers == number
-                out[mine] = arrays[number].reshape(-1, self.width)[places[mine]]
-        else:
-            if len(arrays) != len(self._arrays) or any(map(is_not, arrays, self._arrays)):
-                addresses = [array.ctypes.data for array in arrays]
-                self._arrays, self._addresses = arrays, np.array(addresses, dtype=np.int64)
-            kernels.take_rows(self._addresses, numbers, places, out.view(np.uint8))
-        return out
+        if kernels is not None:
+            kernels.take_rows(self._addresses, self._sizes, numbers, places, memory, ALIGNMENT)
+            return outs
+        for number in np.unique(numbers).tolist():
+            mine = numbers == number
+            for out, field in zip(outs, range(0, len(arrays), len(arrays) // len(outs)), strict=True):
+                out[mine] = arrays[field + number].reshape(-1, out.shape[1])[places[mine]]
+        return outs
+
+    def _describe(self, arrays: list[npt.NDArray[Any]], n: int) -> None:
+        """Find out where the arrays are, and where their rows belong in memory for ``n`` of each."""
+        self._arrays, self._n, self._outs, self._n_bytes = arrays, n, [], 0
+        addresses = np.array([array.ctypes.data for array in arrays], dtype=np.int64)
+        self._addresses = addresses.reshape(len(self._widths), -1)
+        dtypes = [array.dtype for array in arrays[:: self._addresses.shape[1]]]
+        sizes = [width * dtype.itemsize for width, dtype in zip(self._widths, dtypes, strict=True)]
+        self._sizes = np.array(sizes)
+        for width, dtype, size in zip(self._widths, dtypes, sizes, strict=True):
+            self._outs.append(((n, width), dtype, self._n_bytes))
+            self._n_bytes += -(-n * size // ALIGNMENT) * ALIGNMENT
 
 
 class JoinedStores:
@@ -63,9 +98,10 @@ class JoinedStores:
 
     def __init__(self, stores: Sequence[BaseStore]) -> None:
         self.stores = stores
-        self._columns = [JoinedArrays() for _ in range(stores[0].n_columns)]
-        self._bases = JoinedArrays()
-        self._rows = JoinedArrays(math.prod(stores[0].shape))
+        self._columns = [JoinedArrays(1) for _ in range(stores[0].n_columns)]
+        self._bases = JoinedArrays(1)
+        self._plain_arrays: list[npt.NDArray[Any]] = []
+        self._newest: list[Any] = []
         self._table: Any = None
         self._layout: StackLayout | None = None
         self._described: list[tuple[Any, ...]] = []
@@ -96,20 +132,28 @@ class JoinedStores:
         envs: Indices,
         outs: list[npt.NDArray[Any]],
     ) -> None:
-        first = stores[0]
-        for (column, slots), out in zip(wanted, outs, strict=True):
-            places = slots * first.n_envs + envs
-            if column:
-                indices = [store._next_rows for store in stores]
-                rows = self._columns[1].take(indices, numbers, places)[:, 0].astype(np.int64)
-                newest = np.array([-1 if store._newest is None else store._newest for store in stores])
-                is_newest = newest.take(numbers) == slots
-                if np.count_nonzero(is_newest):
-                    blocks = np.array([store._turn for store in stores]) * first.n_envs + first._first_own
-                    rows[is_newest] = (blocks.take(numbers) + envs)[is_newest]
-            else:
-                rows = places + 1
-            self._rows.take([store._rows for store in stores], numbers, rows, out.reshape(len(rows), self._rows.width))
+        first, kernels = stores[0], load_kernels(_KERNELS)
+        if kernels is None:
+            self._fill_one_by_one(numbers, wanted, envs, outs)
+            return
+        arrays = [*map(_ROWS, stores), *map(_NEXT_ROWS, stores)]
+        if len(arrays) != len(self._plain_arrays) or any(map(is_not, arrays, self._plain_arrays)):
+            addresses = np.array([array.ctypes.data for array in arrays], dtype=np.int64)
+            self._plain_arrays, self._plain_addresses = arrays, addresses.reshape(2, -1)
+        n_envs, newest = first.n_envs, [*map(_NEWEST, stores), *map(_TURN, stores)]
+        if newest != self._newest:
+            slots_and_rows = [
+                [-1 if store._newest is None else store._newest for store in stores],
+                [first._first_own + store._turn * n_envs for store in stores],
+            ]
+            self._newest, self._newest_table = newest, np.array(slots_and_rows, dtype=np.int64)
+        (_, slots), (next_column, next_slots) = wanted
+        width = math.prod(first.shape)
+        rows, next_rows = (out.reshape(len(out), width).view(np.uint8) for out in outs)
+        kernels.take_observations(
+            self._plain_addresses, self._newest_table, n_envs, numbers, envs, slots, next_column == 1, next_slots,
+            rows, next_rows,
+        )  # fmt: skip
 
     def _fill_frames(
         self,
@@ -129,7 +173,7 @@ class JoinedStores:
         left: Indices = np.zeros(0, dtype=np.int64)
         lanes, sources = envs, numbers
         if any(store._earlier for store in stores):
-            bases = self._bases.take([store.frames.base for store in stores], numbers, envs)[:, 0]
+            bases = self._bases.take([store.frames.base for store in stores], numbers, envs)[0][:, 0]
             is_new = (firsts >= bases).all(axis=0)
             if not is_new.any():
                 return False
@@ -151,7 +195,7 @@ class JoinedStores:
         firsts = np.empty((len(wanted), len(envs)), dtype=np.int64)
         for row, (column, slots) in zip(firsts, wanted, strict=True):
             ends = [store.ends[column] for store in stores]
-            row[:] = self._columns[column].take(ends, numbers, slots * stores[0].n_envs + envs)[:, 0]
+            row[:] = self._columns[column].take(ends, numbers, slots * stores[0].n_envs + envs)[0][:, 0]
         firsts -= stores[0].layout.stack
         return firsts
 
