@@ -107,6 +107,7 @@ def test_shards_on_a_cluster_are_replaced_when_they_die(cluster: Any) -> None:
     assert model.replay_buffer.shard_statistics["transitions_lost"] > 0
     model.replay_buffer.check()
     assert model.replay_buffer.sample(32).rewards.shape == (32, 1)
+    assert model.replay_buffer._shards._are_near  # all nodes are on this machine
     model.replay_buffer.close()
 
 
