@@ -19,7 +19,7 @@ from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.gpu_buffers.base import normal_tensors
 from sb3_extra_buffers.gpu_buffers.normalization import normalize_obs, normalize_reward
 from sb3_extra_buffers.gpu_buffers.replay_buffer import GpuDictReplayBuffer, GpuReplayBuffer
-from sb3_extra_buffers.gpu_buffers.transfer import Observations, copy_into, upload
+from sb3_extra_buffers.gpu_buffers.transfer import Observations, Places, copy_into, upload
 from sb3_extra_buffers.state import SavedState
 
 
@@ -47,8 +47,13 @@ class GpuSequenceReplayBuffer(CompressedSequenceReplayBuffer, GpuReplayBuffer): 
             setattr(self, f"latent_{name}", self._latent(name).to(location))
 
     @property
+    def _device_latents(self) -> dict[str, th.Tensor]:
+        """Of all steps, ``(slots * environments, ...)``."""
+        return {name: self._latent(name).flatten(0, 1) for name in self.latents}
+
+    @property
     def _latent_bytes(self) -> int:
-        return sum(self._latent(name).nbytes for name in self.latents)
+        return sum(latent.nbytes for latent in self._device_latents.values())
 
     @property
     def _field_bytes(self) -> int:
@@ -59,7 +64,7 @@ class GpuSequenceReplayBuffer(CompressedSequenceReplayBuffer, GpuReplayBuffer): 
         return super().device_bytes + self._latent_bytes
 
     def _device_tensors(self) -> list[th.Tensor]:
-        return [*super()._device_tensors(), *(self._latent(name) for name in self.latents)]
+        return [*super()._device_tensors(), *self._device_latents.values()]
 
     # Adding
 
@@ -118,7 +123,6 @@ class GpuSequenceReplayBuffer(CompressedSequenceReplayBuffer, GpuReplayBuffer): 
             sent = self._places([slots], envs)
             columns = [0, 1] if self.include_next_observations else [0]
             found, (actions, rewards, _) = self._gathered(columns, sent)
-            rows = sent.rows(0)[0] * self.n_envs + sent.rows(0)[1] if self.latents else sent.numbers
             parts = [{key: part[column] for key, part in found.items()} for column in columns]
             observations = [normalize_obs(part.get(SINGLE, part), env) for part in parts]
             steps = Steps(
@@ -126,12 +130,12 @@ class GpuSequenceReplayBuffer(CompressedSequenceReplayBuffer, GpuReplayBuffer): 
                 observations[1] if self.include_next_observations else {},
                 actions,
                 normalize_reward(rewards, env)[:, 0],
-                {name: _taken(self._latent(name).flatten(0, 1), rows) for name in self.latents},
+                self._latents_of(sent),
             )
             if hidden is not None:
                 is_hidden = upload(hidden, self._location)[:, None]
                 for part in steps:
-                    map_parts(lambda rows: _as_bytes(rows).masked_fill_(is_hidden, 0), part)
+                    map_parts(lambda rows: _in_words(rows).masked_fill_(is_hidden, 0), part)
             return steps if self._outputs_stay else Steps(*map(self._sent, steps))
 
     def _flag_tensors(self, flags: dict[str, npt.NDArray[np.bool_]]) -> dict[str, th.Tensor]:
@@ -145,6 +149,14 @@ class GpuSequenceReplayBuffer(CompressedSequenceReplayBuffer, GpuReplayBuffer): 
             return {name: self._sent(flag.to(th.bool)) for name, flag in zip(flags, sent, strict=True)}
 
     # Latents
+
+    def _latents_of(self, places: Places) -> dict[str, th.Tensor]:
+        if not self.latents:
+            return {}
+        slots, envs = places.rows(0)
+        rows, latents = slots * self.n_envs + envs, self._device_latents
+        found = {name: _as_bytes(latent).index_select(0, rows).view(latent.dtype) for name, latent in latents.items()}
+        return {name: rows.view(places.n, *self.latents[name][0]) for name, rows in found.items()}
 
     def _latent_values(self, name: str, values: Any) -> th.Tensor:
         with normal_tensors():
@@ -161,7 +173,7 @@ class GpuSequenceReplayBuffer(CompressedSequenceReplayBuffer, GpuReplayBuffer): 
         with normal_tensors():
             to, of = upload(np.stack([targets, sources]), self._location)
             for name, rows in latents.items():
-                _as_bytes(self._latent(name).flatten(0, 1)).index_copy_(0, to, _as_bytes(rows).index_select(0, of))
+                _as_bytes(self._device_latents[name]).index_copy_(0, to, _as_bytes(rows).index_select(0, of))
 
     # Saving
 
@@ -199,5 +211,7 @@ def _as_bytes(rows: th.Tensor) -> th.Tensor:
     return rows.view(len(rows), math.prod(rows.shape[1:])).view(th.uint8)
 
 
-def _taken(rows: th.Tensor, where: th.Tensor) -> th.Tensor:
-    return _as_bytes(rows).index_select(0, where).view(rows.dtype).view(len(where), *rows.shape[1:])
+def _in_words(rows: th.Tensor) -> th.Tensor:
+    """The same with 8 bytes in an element, if a row of a new tensor has whole ones."""
+    found = _as_bytes(rows)
+    return found if found.shape[1] % 8 else found.view(th.int64)
