@@ -16,7 +16,7 @@ import operator
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -73,20 +73,18 @@ def _subclass(algorithm: type) -> Any:
     return type(f"OnDevice{algorithm.__name__}", (loop, algorithm), {"__module__": __name__, "__doc__": loop.__doc__})
 
 
-class ArrivedSummary(NamedTuple):
-    """The summary of a step, once it is on the host."""
-
-    summary: npt.NDArray[np.float32]
-    """As :attr:`TrackedStep.summary`."""
-    number: int
-    final_obs: Observations
-
-
 class _Loop:
     """What both loops share. It precedes SB3's class among the bases of an algorithm."""
 
+    _buffer_argument: str
+    _buffer_classes: tuple[type, type]
+    """The default, and the default for Dict spaces."""
+
     def _setup_model(self: Any) -> None:
         self._pending_summaries: deque[tuple[Report, int, Observations]] = deque()
+        if getattr(self, self._buffer_argument) is None:
+            is_dict = isinstance(self.observation_space, spaces.Dict)
+            setattr(self, self._buffer_argument, self._buffer_classes[is_dict])
         super()._setup_model()  # type: ignore[misc]
 
     def _excluded_save_params(self: Any) -> list[str]:
@@ -94,15 +92,14 @@ class _Loop:
         last = ["_last_obs", "_last_original_obs", "_last_episode_starts", "_pending_summaries"]
         return [*super()._excluded_save_params(), *last]  # type: ignore[misc]
 
-    def _checked_env(self: Any, env: VecEnv, buffer: Any, wanted: type) -> DeviceVecEnv:
+    def _checked_env(self: Any, env: VecEnv, buffer: Any) -> DeviceVecEnv:
         if not isinstance(env, DeviceVecEnv):
             raise ConfigurationError(
                 f"A {type(env).__name__} cannot stay on the device: pass a DeviceVecEnv, without wrappers."
             )
-        if not isinstance(buffer, wanted):
-            raise ConfigurationError(
-                f"A {type(buffer).__name__} copies to the host: use {wanted.__name__}, or its variant for Dict spaces."
-            )
+        if not isinstance(buffer, self._buffer_classes):
+            one, other = (cls.__name__ for cls in self._buffer_classes)
+            raise ConfigurationError(f"A {type(buffer).__name__} copies to the host: use {one} or {other}.")
         if env.device.type != self.device.type:
             raise ConfigurationError(f"The environment is on {env.device}, but the policy is on {self.device}.")
         return env
@@ -116,27 +113,28 @@ class _Loop:
         report.request()
         self._pending_summaries.append((report, number, tracked.step.final_obs))
 
-    def _arrived_summaries(self: Any, everything: bool = False) -> Iterator[ArrivedSummary]:
-        """Summaries that have arrived on the host, in order. With ``everything``, the host waits for all of them."""
+    def _arrived_summaries(
+        self: Any, everything: bool = False
+    ) -> Iterator[tuple[npt.NDArray[np.float32], int, Observations]]:
+        """Summaries of steps that have arrived on the host, in order, each with the number of its step and the
+        observations before any reset. With ``everything``, the host waits for all of them.
+        """
         waiting = self._pending_summaries
         while waiting and (everything or len(waiting) > MAX_PENDING or waiting[0][0].has_arrived):
             report, number, final_obs = waiting.popleft()
-            yield ArrivedSummary(report.wait(), number, final_obs)
+            yield report.wait(), number, final_obs
 
 
 class _OnPolicyLoop(_Loop):
     """An on-policy algorithm that collects rollouts on the device."""
 
-    def _setup_model(self: Any) -> None:
-        if self.rollout_buffer_class is None:
-            is_dict = isinstance(self.observation_space, spaces.Dict)
-            self.rollout_buffer_class = GpuDictRolloutBuffer if is_dict else GpuRolloutBuffer
-        super()._setup_model()
+    _buffer_argument = "rollout_buffer_class"
+    _buffer_classes = (GpuRolloutBuffer, GpuDictRolloutBuffer)
 
     def collect_rollouts(
         self: Any, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
     ) -> bool:
-        device_env: DeviceVecEnv = self._checked_env(env, rollout_buffer, GpuRolloutBuffer)
+        device_env: DeviceVecEnv = self._checked_env(env, rollout_buffer)
         self.policy.set_training_mode(False)
         self._pending_summaries.clear()
         self._terminal_values: list[tuple[int, int, th.Tensor]] = []
@@ -211,11 +209,8 @@ class _OnPolicyLoop(_Loop):
 class _OffPolicyLoop(_Loop):
     """An epsilon-greedy algorithm that collects transitions on the device."""
 
-    def _setup_model(self: Any) -> None:
-        if self.replay_buffer_class is None:
-            is_dict = isinstance(self.observation_space, spaces.Dict)
-            self.replay_buffer_class = GpuDictReplayBuffer if is_dict else GpuReplayBuffer
-        super()._setup_model()
+    _buffer_argument = "replay_buffer_class"
+    _buffer_classes = (GpuReplayBuffer, GpuDictReplayBuffer)
 
     def collect_rollouts(
         self: Any,
@@ -227,7 +222,7 @@ class _OffPolicyLoop(_Loop):
         learning_starts: int = 0,
         log_interval: int | None = None,
     ) -> RolloutReturn:
-        device_env: DeviceVecEnv = self._checked_env(env, replay_buffer, GpuReplayBuffer)
+        device_env: DeviceVecEnv = self._checked_env(env, replay_buffer)
         if train_freq.unit != TrainFrequencyUnit.STEP:
             raise ConfigurationError("On a device, train_freq must be a number of steps, not of episodes.")
         if action_noise is not None:
