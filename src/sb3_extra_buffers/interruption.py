@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any
 
 try:  # the functions behind the module signal, without its slow conversions to enums
-    from _signal import getsignal as _get_handler  # type: ignore[import-not-found]  # nobody has typed it
+    from _signal import getsignal as _get_handler  # type: ignore[import-not-found]  # it has no type stubs
     from _signal import signal as _set_handler
 except ImportError:
     from signal import getsignal as _get_handler

@@ -1,4 +1,4 @@
-"""What ``gpu_buffers`` of version 0.5 had beside buffers: dtypes, packed memory, methods for tensors, estimates.
+"""What ``gpu_buffers`` of version 0.5 had besides buffers: dtypes, packed memory, methods for tensors, estimates.
 
 Import it from the modules of ``gpu_buffers`` that had it: ``metadata``, ``methods``, ``raw_buffer``,
 ``size_estimation`` and ``utils``. All of them are this module.

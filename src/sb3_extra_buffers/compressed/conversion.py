@@ -181,7 +181,7 @@ class Conversions(SaveableBuffer, ReplayBuffer):
         """A buffer for one environment with the frames of a dataset of LeRobot, which must be on the local disk.
 
         Frames are read one after the other: as with :meth:`from_minari`, neither the dataset nor a buffer on disk has
-        to fit into memory, and an import that was interrupted can go on. Images have their channels first.
+        to fit into memory, and an interrupted import can be continued. Images have their channels first.
 
         A frame's next observation is that of the following frame. LeRobot stores none after the last action of an
         episode: there it is the frame's own, and the episode is truncated unless ``next.done`` is set.

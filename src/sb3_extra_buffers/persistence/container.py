@@ -177,7 +177,7 @@ class Container:
         return array
 
     def map(self, name: str, progress: Progress | None = None) -> Memory | None:
-        """An array in a temporary file beside this one, loaded from there on access. Changes stay in memory.
+        """An array in a temporary file next to this one, loaded from there on access. Changes stay in memory.
 
         ``None`` if arrays are not to be mapped, or this one is too small for it.
         """

@@ -88,7 +88,8 @@ class _Loop:
         super()._setup_model()  # type: ignore[misc]
 
     def _excluded_save_params(self: Any) -> list[str]:
-        # Environments are not saved, so the last observation is of no use. It may be on a GPU that is not there later.
+        # Environments are not saved, so nothing needs the last observation. It may be on a GPU that the loading
+        # machine does not have.
         last = ["_last_obs", "_last_original_obs", "_last_episode_starts", "_pending_summaries"]
         return [*super()._excluded_save_params(), *last]  # type: ignore[misc]
 
