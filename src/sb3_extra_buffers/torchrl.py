@@ -64,7 +64,7 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
 
     :param max_size: How many rows it holds.
     :param ndim: How many dimensions count as rows, as in ``LazyTensorStorage``: with 2, time and environments.
-    :param n_envs: With ``ndim=1``: if consecutive rows come from so many environments in turn, their number.
+    :param n_envs: With ``ndim=1``: the number of environments, if consecutive rows come from them in turn.
     :param keys: The entries to compress. By default all images: those of type uint8 with at least two dimensions, and
         those of other types with at least three.
     :param compression_method: See ``docs/choosing.md``.

@@ -91,7 +91,7 @@ def old_name(module: str, name: str, stacklevel: int = 2) -> Any:
 
 
 def serve_old_names(package: str) -> None:
-    """Let ``package`` and its modules find what they had in version 0.5, where they do not have it any more."""
+    """Add the names and modules that ``package`` had in version 0.5 and has no more. Each is found on first use."""
     for name in NAMES | MODULES:
         parent, _, child = name.rpartition(".")
         if package not in (name, parent):

@@ -305,7 +305,7 @@ class SegmentBuffer(SaveableBuffer):
         self.pos = end % self.buffer_size if isinstance(self, ReplayBuffer) else end
 
     def _check_room(self, n_steps: int, continues: bool) -> None:
-        """Raise an error if so many steps cannot be appended."""
+        """Raise an error if ``n_steps`` more steps do not fit, or must continue the last ones and do not."""
 
     def _end_episodes(self) -> None:
         """Mark the newest transitions as the ends of their episodes, because what follows does not continue them."""

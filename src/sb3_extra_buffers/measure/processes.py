@@ -84,7 +84,5 @@ def _picklable(error: Exception) -> Exception:
 
 def _how_it_ended(exit_code: int) -> str:
     if exit_code == -getattr(signal, "SIGKILL", 9):
-        return (
-            "The process that measures was killed, which is what the system does when memory runs out. Use fewer steps."
-        )
+        return "The process that measures was killed. The system does that when memory runs out: use fewer steps."
     return f"The process that measures ended with exit code {exit_code}. What it printed above may say why."
