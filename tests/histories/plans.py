@@ -21,7 +21,7 @@ from tests.persistence.buffers import ALL_CLASSES
 
 HOST_METHODS = [*available_methods(), AUTO]
 DEVICE_METHODS = [*gpu_base.METHODS, AUTO]
-LEARNING = ("delta", "zstd-dict", AUTO)
+LEARNING = ("delta", "delta-zstd", "zstd-dict", AUTO)
 """Methods that keep something beside records, and so can lose it."""
 ACTIONS: dict[str, spaces.Space] = {
     "Discrete": spaces.Discrete(5),

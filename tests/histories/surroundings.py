@@ -16,6 +16,14 @@ from sb3_extra_buffers.storage.observation_store import _PlannedTrials
 from tests.histories.plans import Plan
 
 SMALL: dict[str, dict[str, Any]] = {
+    "codecs.delta_zstd": {
+        "_DICTIONARY_BYTES": 1 << 11,
+        "_FIRST_BYTES": 1 << 9,
+        "_SAMPLE_BYTES": 1 << 8,
+        "_SPREADS": (1, 2),
+        "_BASELINE_RECORDS": 8,
+        "_WORTH_RENEWING": 0.25,
+    },
     "codecs.zstd_dict": {
         "_DICTIONARY_FRAMES": 3,
         "_SAMPLES": 8,

@@ -12,6 +12,7 @@ import numpy as np
 
 from sb3_extra_buffers.codecs.delta import DeltaCodec
 from sb3_extra_buffers.codecs.delta_words import DeltaWordsCodec
+from sb3_extra_buffers.codecs.delta_zstd import DeltaZstdCodec
 from sb3_extra_buffers.codecs.zstd_dict import ZstdDictCodec
 from sb3_extra_buffers.gpu_buffers.arena import CappedArena
 from sb3_extra_buffers.gpu_buffers.device_codecs import DeviceDelta
@@ -56,6 +57,10 @@ def counted(visits: Visits) -> Iterator[None]:
 
     def dictionary(codec: ZstdDictCodec) -> Look:
         visits[DICTIONARIES] += bool(codec._current)
+        return _ignore
+
+    def delta_dictionary(codec: DeltaZstdCodec) -> Look:
+        visits[DICTIONARIES] += bool(codec._n_made)
         return _ignore
 
     def index(store: FrameStore, *_: Any) -> Look:
@@ -106,6 +111,7 @@ def counted(visits: Visits) -> Iterator[None]:
         (DeltaWordsCodec, "_choose_references", references),
         (DeviceDelta, "use_references", new_references),
         (ZstdDictCodec, "_renew", dictionary),
+        (DeltaZstdCodec, "_renew_dictionary", delta_dictionary),
         (FrameStore, "_encode_waiting", index),
         (DeviceFrameStore, "_write_records", index),
         (FrameStore, "_grow_index", counts(INDEX_GROWTH)),

@@ -33,6 +33,10 @@ FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "CompressedReplayBuffer",
         {"compression_method": "zstd-dict/3", "compression_kwargs": {"frames_per_record": 4}, "frame_stack": 4},
     ),
+    "delta-zstd": (
+        "CompressedReplayBuffer",
+        {"compression_method": "delta-zstd", "compression_kwargs": {"frames_per_record": 4}, "frame_stack": 4},
+    ),
     "indexed-colour": (
         "CompressedReplayBuffer",
         {"space": RGB, "frame_stack": 4, "compression_method": "delta", "compression_kwargs": {"indexed_colour": True}},

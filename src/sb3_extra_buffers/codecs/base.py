@@ -33,6 +33,7 @@ from sb3_extra_buffers.state import SavedState, State
 Bytes = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint32]
+RecordFormat = Literal["raw", "delta", "zstd", "delta-zstd"]
 
 NO_REFERENCE = 0
 """The reference number of records that need nothing but their own bytes."""
@@ -77,7 +78,7 @@ class Codec(ABC):
     levels: ClassVar[range | tuple[int, ...]] = ()
     """Compression levels that the method accepts; empty where it has none."""
 
-    record_format: ClassVar[Literal["raw", "delta", "zstd"] | None] = None
+    record_format: ClassVar[RecordFormat | None] = None
     """A format for which :mod:`sb3_extra_buffers.storage.gathering` has a compiled kernel; otherwise ``None``."""
 
     frames_per_record: int = 1

@@ -26,6 +26,9 @@ class ChainCodec(Codec):
     :param padding: Bytes after each reference frame, so that kernels may read it in vectors.
     """
 
+    _worth_a_reference = 1
+    """A reference frame is renewed when a newer one would have saved so many times its size."""
+
     def __init__(self, frame: FrameSpec, frames_per_record: int, padding: int = 0) -> None:
         super().__init__(frame)
         if not 1 <= frames_per_record <= 1024:
@@ -79,7 +82,10 @@ class ChainCodec(Codec):
         """The frames of one record, which is relative to ``reference``."""
 
     def release(self, references: Indices) -> None:
-        self._uses.decref(references)
+        self._forget(self._uses.decref(references))
+
+    def _forget(self, references: Indices) -> None:
+        """These reference frames are not used any more."""
 
     def count_uses(self, references: Indices) -> bool:
         used = np.concatenate([references, self._current])
@@ -95,8 +101,8 @@ class ChainCodec(Codec):
             raise CorruptDataError(f"{len(self._uses)} references are in use, but only {len(self._frames)} exist.")
 
     def _renew_references(self, first_frames: Bytes, lanes: Indices) -> None:
-        """Where a newer reference would have saved more than its own size, make one of the first frame of a record."""
-        for row in np.flatnonzero(self._regret[lanes] > self.frame.nbytes).tolist():
+        """Where a newer reference would have saved enough, make one of the first frame of a record."""
+        for row in np.flatnonzero(self._regret[lanes] > self._worth_a_reference * self.frame.nbytes).tolist():
             # Frames of zeros fill up stacks after a reset. They are no reason for another reference.
             if first_frames[row].any():
                 self._renew_reference(int(lanes[row]), first_frames[row])
@@ -116,7 +122,7 @@ class ChainCodec(Codec):
     def _renew_reference(self, lane: int, frame: Bytes) -> None:
         number = self._new_reference(frame)
         replaced, self._current[lane] = self._current[[lane]], number
-        self._uses.decref(replaced)
+        self._forget(self._uses.decref(replaced))
         self._regret[lane] = 0
 
     def _new_reference(self, frame: Bytes) -> int:

@@ -24,11 +24,11 @@ The reference frame of a lane is renewed when the bytes that a newer one would h
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from sb3_extra_buffers.codecs.base import Bytes, Codec, Encoded, FrameSpec, Indices, Words
+from sb3_extra_buffers.codecs.base import Bytes, Codec, Encoded, FrameSpec, Indices, RecordFormat, Words
 from sb3_extra_buffers.codecs.chains import PREVIOUS, REFERENCE, WHOLE, ZERO, ChainCodec
 from sb3_extra_buffers.codecs.delta_words import DeltaWordsCodec
 from sb3_extra_buffers.compiled import load_kernels
@@ -52,7 +52,7 @@ class DeltaCodec(ChainCodec):
     """Steps from frame to frame, in chains of ``frames_per_record`` frames (8 unless told otherwise)."""
 
     name = "delta"
-    record_format = "delta"
+    record_format: ClassVar[RecordFormat | None] = "delta"
     _decode_kernels = "sb3_extra_buffers.codecs.delta_kernels"
 
     def __init__(self, frame: FrameSpec, *, frames_per_record: int | None = None) -> None:

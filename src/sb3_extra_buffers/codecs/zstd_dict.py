@@ -28,8 +28,8 @@ from sb3_extra_buffers.state import SavedState, State
 _DICTIONARY_FRAMES = 16
 _DICTIONARY_BYTES = 1 << 20
 _SAMPLES = 16
-"""How many records a dictionary's entropy tables are made from."""
-_DICTIONARY_MAGIC = (0xEC30A437).to_bytes(4, "little")
+_SAMPLE_BYTES = 1 << 17
+"""A dictionary's entropy tables are made from so many records, or from fewer that have so many bytes."""
 _SPREAD = 64
 """Every so many frames, one goes into the dictionary."""
 _BASELINE_RECORDS = 1024
@@ -179,7 +179,7 @@ class ZstdDictCodec(ZstdCodec):
         """Collect frames and records for the next dictionary, and make it when it is due."""
         if self._content:
             self._samples += [record.tobytes() for record in records]
-            if len(self._samples) >= _SAMPLES:
+            if len(self._samples) >= min(_SAMPLES, -(-_SAMPLE_BYTES // self.record_bytes)):
                 self._renew()
         for frame in records.reshape(-1, self.frame.nbytes):
             if self._frames_seen % self._spread == 0:
@@ -204,14 +204,12 @@ class ZstdDictCodec(ZstdCodec):
     def _begin_dictionary(self) -> None:
         # The newest frames at the end: there, Zstandard refers to them with the fewest bits.
         self._content = b"".join(self._recent)
-        if self._content.startswith(_DICTIONARY_MAGIC):  # it would look like a dictionary with entropy tables
-            self._content = b"\0" + self._content
         self._samples = []
 
     def _renew(self) -> None:
         # The new dictionary exists before it is used, and is used before the old one is released, because Ctrl-C may
         # come at any moment.
-        content = libzstd.make_dictionary(self._content, self._samples, self.compresslevel)
+        content = libzstd.make_dictionary(self._content, self._samples)
         replaced, number = self._current, self._uses.new()
         self._dictionaries[number] = content
         self._current = number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
@@ -46,18 +47,20 @@ def decompress_record(
     reference: int,
     out: int,
     size: int,
-) -> bool:
-    """Decode a record by ``ZSTD_decompress_usingDDict``; false if its bytes or its reference are invalid.
+) -> int:
+    """Decode a record by ``ZSTD_decompress_usingDDict``, and return the number of bytes.
+
+    It is below zero if the bytes or the reference of the record are invalid.
 
     :param record: Its address. ``dictionaries`` and ``out`` are addresses, too.
-    :param size: How many bytes there must be.
+    :param size: How many bytes there may be.
     """
     if not 0 <= reference < n_dictionaries:
-        return False
+        return -1
     dictionary = load_int(dictionaries + 8 * reference)
     if dictionary == MISSING:
-        return False
-    return bool(call(decompress, (context, out, size, record, length, dictionary)) == size)
+        return -1
+    return np.int64(call(decompress, (context, out, size, record, length, dictionary)))
 
 
 @njit(nogil=True, cache=True)
@@ -80,8 +83,10 @@ def decode(
         record, target = address(data) + start, address(out) + row * size
         if length == size:
             copy(target, record, size)
-        elif not decompress_record(
-            decompress, context, record, length, address(dictionaries), len(dictionaries), reference, target, size
+            continue
+        dictionaries_at, n_dictionaries = address(dictionaries), len(dictionaries)
+        if size != decompress_record(
+            decompress, context, record, length, dictionaries_at, n_dictionaries, reference, target, size
         ):
             return row
     return len(starts)

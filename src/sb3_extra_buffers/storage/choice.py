@@ -39,7 +39,7 @@ _READ_AT_MOST = 1 << 19
 _MOST_LANES = 2
 SMALLEST_FRAME = 512
 """Smaller frames are not compressed: finding their records would cost too much."""
-_STAY = 0.75
+_STAY: dict[Preference, float] = {"speed": 0.75, "balanced": 0.75, "memory": 0.95}
 """The codec in use is only replaced by one that costs this part or less."""
 
 NONE = CodecRecipe(parse_method("none"))
@@ -48,12 +48,20 @@ _SHORT_CHAINS = CodecRecipe(parse_method("delta"), {"frames_per_record": 4})
 """Larger and faster to read. Best for frames that change a lot and are not stacked."""
 _CANDIDATES = [DELTA, _SHORT_CHAINS, CodecRecipe(parse_method("zstd-dict/3"))]
 _WITHOUT_NUMBA = [CodecRecipe(parse_method(method)) for method in ("zstd/3", "lz4-frame/0", "igzip/1", "gzip/1")]
-_FOR_MEMORY = [CodecRecipe(parse_method("zstd-dict/9"), {"frames_per_record": 8})]
-_FOR_MEMORY_OF_RGB = [CodecRecipe(parse_method("zstd-dict/9"), {"frames_per_record": 8, "indexed_colour": True})]
+DELTA_ZSTD = CodecRecipe(parse_method("delta-zstd"))
+_FOR_MEMORY = [DELTA_ZSTD, CodecRecipe(parse_method("delta-zstd"), {"frames_per_record": 4})]
+_FOR_MEMORY_OF_RGB = [CodecRecipe(parse_method("delta-zstd"), {"indexed_colour": True})]
 
 
 def is_worth_compressing(layout: StackLayout) -> bool:
     return layout.frame.nbytes >= SMALLEST_FRAME
+
+
+def first_recipe(layout: StackLayout, prefer: Preference) -> CodecRecipe:
+    """The codec that ``auto`` begins with."""
+    if not has_numba() or not is_worth_compressing(layout):
+        return NONE
+    return DELTA_ZSTD if prefer == "memory" and "delta-zstd" in available_methods() else DELTA
 
 
 @dataclass(frozen=True)
@@ -91,10 +99,13 @@ class Trials:
     ) -> None:
         installed, recipes = available_methods(), [NONE]
         if is_worth_compressing(layout):
-            recipes += _CANDIDATES if has_numba() else _WITHOUT_NUMBA
-            if prefer == "memory":
+            if not has_numba():
+                recipes += _WITHOUT_NUMBA
+            elif prefer == "memory":
                 is_rgb = layout.frame.channels == RGB and layout.dtype == np.uint8
-                recipes += _FOR_MEMORY + _FOR_MEMORY_OF_RGB if is_rgb else _FOR_MEMORY
+                recipes += [DELTA, *_FOR_MEMORY, *(_FOR_MEMORY_OF_RGB if is_rgb else [])]
+            else:
+                recipes += _CANDIDATES
         n_lanes = min(n_envs, _MOST_LANES)
         self._candidates = [
             _Candidate(recipe, layout, n_lanes) for recipe in recipes if recipe.method.name in installed
@@ -133,7 +144,7 @@ class Trials:
             return none
         best = min(eligible, key=lambda trial: trial.cost(self._prefer))
         stay = [trial for trial in eligible if trial.recipe == self._current]
-        return stay[0] if stay and best.cost(self._prefer) > _STAY * stay[0].cost(self._prefer) else best
+        return stay[0] if stay and best.cost(self._prefer) > _STAY[self._prefer] * stay[0].cost(self._prefer) else best
 
     def __str__(self) -> str:
         """What was measured, for people."""

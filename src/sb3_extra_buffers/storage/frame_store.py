@@ -26,9 +26,9 @@ from sb3_extra_buffers.storage.stacking import MemoryForm, StackLayout, numbers_
 
 _PIECE = 1024
 _FEW_LANES = 16
+_BYTE = np.dtype(np.uint8)
 _LARGE_INDEX = 1 << 12
-_MOST_WAITING = 1 << 16
-"""No version has had a ring of more frames."""
+_MOST_WAITING = 1 << 16  # no version has had a ring of more frames
 
 
 class FrameStore:
@@ -56,7 +56,7 @@ class FrameStore:
         self.arena = arena or Arena()
         self._observations_at_once = observations_at_once
         group = codec.frames_per_record
-        self.ring = np.zeros((n_lanes, self._ring_size(), codec.frame.nbytes), dtype=np.uint8)
+        self.ring = zeros((n_lanes, self._ring_size(), codec.frame.nbytes), _BYTE)
         self.first_records = -(-(np.zeros(n_lanes, dtype=np.int64) if begin_after is None else begin_after) // group)
         self.base = self.first_records * group
         """The lowest frame number of each lane in this store."""
@@ -150,12 +150,15 @@ class FrameStore:
         # reference to release.
         group = self.codec.frames_per_record
         first_records = -(-self.heads // group)
-        self.heads, self.encoded, self.first_records, self._most_waiting = (
-            first_records * group,
-            first_records * group,
-            first_records,
-            0,
-        )
+        heads, encoded = first_records * group, first_records * group
+        self.heads, self.encoded, self.first_records, self._most_waiting = heads, encoded, first_records, 0
+
+    def close(self) -> None:
+        """Nothing will be appended any more: keep no more of the ring than the frames that are in it."""
+        n_frames = max(int((self.heads - self.encoded).max()), 1)
+        ring = zeros((self.n_lanes, n_frames, self.codec.frame.nbytes), _BYTE)
+        ring[self._waiting_places(n_frames)] = self.ring[self._waiting_places()]
+        self.ring, self.newest = ring, NewestObservations(self.n_lanes, self.layout.stack)
 
     def check(self) -> None:
         """Raise :class:`~sb3_extra_buffers.errors.CorruptDataError` unless all invariants of the store hold.
@@ -184,8 +187,8 @@ class FrameStore:
 
     def _check_numbers(self) -> None:
         """Compiled code trusts these numbers as indices."""
-        group, capacity = self.codec.frames_per_record, self.starts.shape[1]
-        waiting, stops = self.heads - self.encoded, self.encoded // group
+        group, capacity, waiting = self.codec.frames_per_record, self.starts.shape[1], self.heads - self.encoded
+        stops = self.encoded // group
         right = (
             (self.first_records >= 0)
             & (self.first_records <= stops)
@@ -287,7 +290,7 @@ class FrameStore:
             raise state.error("encoded", "does not agree with the other numbers of frames")
         frames = state.array("waiting", np.uint8, (int(waiting.sum()), self.codec.frame.nbytes))
         n_frames = max(self._ring_size(), -(-int(waiting.max()) // group) * group)
-        self.ring = np.zeros((self.n_lanes, n_frames, self.codec.frame.nbytes), dtype=np.uint8)
+        self.ring = zeros((n_lanes, n_frames, self.codec.frame.nbytes), _BYTE)
         self._most_waiting = int(waiting.max())
         self.ring[self._waiting_places()] = frames
         try:
@@ -307,10 +310,10 @@ class FrameStore:
         more = group if self.n_lanes <= _FEW_LANES else 0
         return max(group - 1 + self._observations_at_once * stack + more, -(-(group - 1 + stack) // group) * group)
 
-    def _waiting_places(self) -> tuple[Indices, Indices]:
-        """The lanes of all waiting frames, and their places in the rings."""
+    def _waiting_places(self, ring_size: int = 0) -> tuple[Indices, Indices]:
+        """The lanes of all waiting frames, and their places in the rings, or in rings of another size."""
         lanes, numbers = numbers_from(self.encoded, self.heads - self.encoded)
-        return lanes, numbers % self.ring.shape[1]
+        return lanes, numbers % (ring_size or self.ring.shape[1])
 
     def _encode_waiting(self, oldest: Callable[[], Indices]) -> bool:
         """Encode one record of each lane that has a complete one; false if there is none."""
@@ -393,8 +396,5 @@ class FrameStore:
                 new[lanes, numbers % larger] = old[lanes, numbers % capacity]
             return new
 
-        self.starts, self.lengths, self.references = (
-            grown(self.starts),
-            grown(self.lengths),
-            grown(self.references, self._has_references),
-        )
+        references = grown(self.references, self._has_references)
+        self.starts, self.lengths, self.references = grown(self.starts), grown(self.lengths), references

@@ -1,7 +1,8 @@
 """The compiled form of :mod:`.gathering`. Import through :func:`sb3_extra_buffers.compiled.load_kernels` only.
 
-Three record formats are known: raw records, those of ``delta``, and those of libzstd. How a record is decoded stands
-beside its codec, in :mod:`sb3_extra_buffers.codecs.delta_kernels` and :mod:`sb3_extra_buffers.codecs.zstd_kernels`.
+Four record formats are known: raw records, those of ``delta``, those of libzstd, and those of ``delta`` that libzstd
+has compressed. How a record is decoded stands beside its codec, in :mod:`sb3_extra_buffers.codecs.delta_kernels` and
+:mod:`sb3_extra_buffers.codecs.zstd_kernels`.
 """
 
 from __future__ import annotations
@@ -71,11 +72,12 @@ def _gather_run(task: Any, store: Any, row: int, begin: int, stop: int, context:
     """Write the frames ``begin`` to ``stop - 1`` of a row's lane to wherever the row wants them; false if corrupt.
 
     :param context: That of libzstd for this thread.
-    :param scratch: The address of memory for a frame of a chain, or for a decompressed record.
+    :param scratch: The address of memory for a frame of a chain, and after it for a decompressed record.
     """
     size, group, record_bytes = task.frame_bytes, store.group, store.group * task.frame_bytes
     lane = load_int(task.lanes + 8 * row)
     encoded, data_end = load_int(store.encoded + 8 * lane), store.data + store.data_bytes
+    decompressed = scratch + 4 * store.n_words
     record, length, start, reference = -1, 0, 0, 0
     steps, following = 0, 0  # of a chain: where the steps of the next frame are, and its number in the record
     for number in range(begin, stop):
@@ -91,16 +93,13 @@ def _gather_run(task: Any, store: Any, row: int, begin: int, stop: int, context:
                 if offset < 0 or offset + length > store.data_bytes:
                     return False
                 start = store.data + offset
-                if length == record_bytes:
-                    pass
-                elif store.decompress:
-                    if not decompress_record(
+                if store.decompress and length != record_bytes:
+                    length = decompress_record(
                         store.decompress, context, start, length, store.dictionaries, store.n_dictionaries, reference,
-                        scratch, record_bytes,
-                    ):  # fmt: skip
-                        return False
-                    start, length = scratch, record_bytes
-                else:
+                        decompressed, record_bytes,
+                    )  # fmt: skip
+                    start, data_end = decompressed, decompressed + record_bytes
+                if length != record_bytes:
                     if reference >= store.n_references or not is_consistent(start, length, group, size):
                         return False
                     reference = store.table + 4 * store.n_words * reference
@@ -181,9 +180,9 @@ def describe(
 ) -> None:
     """Write the arrays of a frame store into a table of them. They must exist as long as it is used.
 
-    :param table: The reference frames of ``delta`` records.
+    :param table: The reference frames of ``delta`` records; none for other records.
     :param distances: Those of :class:`.DeltaCodec`.
-    :param decompress: The address of ``ZSTD_decompress_usingDDict`` if records are of libzstd, otherwise 0.
+    :param decompress: The address of ``ZSTD_decompress_usingDDict`` if libzstd decompresses the records, otherwise 0.
     :param dictionaries: Addresses of libzstd's dictionaries, by reference.
     """
     store = sources[number]
@@ -225,7 +224,7 @@ def gather_from(
     task = tasks[0]
     task.n, task.n_batches, task.stack, task.frame_bytes = len(lanes), len(firsts), outs_0.shape[1], outs_0.shape[2]
     for store in sources:
-        task.scratch_bytes = max(task.scratch_bytes, 4 * store.n_words, store.group * task.frame_bytes)
+        task.scratch_bytes = max(task.scratch_bytes, 4 * store.n_words + store.group * task.frame_bytes)
     task.n_sources, task.sources = len(sources), sources.ctypes.data
     task.numbers = numbers.ctypes.data if len(numbers) else 0
     task.lanes, task.firsts = lanes.ctypes.data, firsts.ctypes.data

@@ -123,8 +123,9 @@ def compiled_kernels(codec: Codec, n_batches: int = 2) -> tuple[Any, int]:
     """The compiled form of this module, if it has one for the codec's records, and the address of libzstd's function
     that decompresses them, or 0."""
     record_format = codec.record_format
-    decompress = libzstd.decompress_function() if record_format == "zstd" else 0
-    can_compile = decompress if record_format == "zstd" else record_format
+    needs_libzstd = record_format in ("zstd", "delta-zstd")
+    decompress = libzstd.decompress_function() if needs_libzstd else 0
+    can_compile = decompress if needs_libzstd else record_format
     return load_kernels(_KERNELS) if can_compile and n_batches <= 2 else None, decompress
 
 

@@ -94,7 +94,7 @@ class ObservationIndex(BaseStore):
         frames = self._make_frames(self.layout, recipe, begin_after=self.frames.heads)
         replaced = EarlierCodec(self.recipe, self.frames)
         self._earlier, self.frames, self.recipe = [replaced, *self._earlier], frames, recipe
-        replaced.frames.newest.forget()
+        replaced.frames.close()
 
     def release_earlier(self) -> None:
         """Release the records of earlier codecs that no observation needs any more."""

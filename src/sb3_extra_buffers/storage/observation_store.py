@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sb3_extra_buffers.codecs.availability import has_numba
 from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
-from sb3_extra_buffers.storage.choice import DELTA, NONE, Trials, is_worth_compressing
+from sb3_extra_buffers.storage.choice import NONE, Trials, first_recipe, is_worth_compressing
 from sb3_extra_buffers.storage.config import CodecRecipe
 from sb3_extra_buffers.storage.digests import Digests
 from sb3_extra_buffers.storage.gathering import gather_observations
@@ -39,7 +38,7 @@ _ENOUGH_CHANGES = 8
 
 
 class _PlannedTrials(NamedTuple):
-    """When ``auto`` tries several codecs, for how many steps, and when it does not: if ``delta`` is good enough."""
+    """When ``auto`` tries several codecs, for how many steps, and when it does not: if the first is good enough."""
 
     begin: int
     n_steps: int
@@ -231,7 +230,7 @@ class ObservationStore(ObservationIndex):
         if layout.stack == 1 and self._steps < self._decide_by and n_changes(steps) < _ENOUGH_CHANGES:
             self._decide_at = min(4 * self._steps, self._decide_by)
             return
-        recipe = self.config.recipe or self._first_recipe(layout)
+        recipe = self.config.recipe or first_recipe(layout, self.config.prefer)
         if recipe.options.get("indexed_colour") and layout.frame.channels != RGB:
             warnings.warn(
                 f"Observations of shape {self.shape} are not RGB, so they are stored without indexed_colour. Leave it "
@@ -247,16 +246,12 @@ class ObservationStore(ObservationIndex):
             raise
         logger.info("%s, frame stack %d, for observations of shape %s", self.codec.label, layout.stack, self.shape)
 
-    def _first_recipe(self, layout: StackLayout) -> CodecRecipe:
-        """The codec that ``auto`` begins with."""
-        return DELTA if has_numba() and is_worth_compressing(layout) else NONE
-
     def _begin_planned_trials(self, planned: _PlannedTrials) -> None:
         ratio = self.frames.take_mean_frame_bytes() / self.layout.frame.nbytes
         if not is_worth_compressing(self.layout):
             self.choice = f"frames of {self.layout.frame.nbytes} bytes are too small to compress"
-        elif self.recipe == DELTA and ratio <= planned.good_enough and self.config.prefer != "memory":
-            self.choice = f"delta compresses frames to {100 * ratio:.1f}%, so nothing else was tried"
+        elif self.recipe != NONE and ratio <= planned.good_enough:
+            self.choice = f"{self.recipe.method} compresses frames to {100 * ratio:.1f}%, so nothing else was tried"
         else:
             self._trials = Trials(self.layout, self.n_envs, planned.n_steps, self.config.prefer, self.recipe)
         self._n_trials += 1
@@ -311,7 +306,7 @@ class ObservationStore(ObservationIndex):
             # Wrong options are reported now, not after the first steps.
             config.recipe.build(layout.likely_frame if config.frame_stack == "auto" else layout.frame)
         if config.frame_stack != "auto" or max(self.shape, default=1) == 1:
-            self.use(layout, config.recipe or self._first_recipe(layout))
+            self.use(layout, config.recipe or first_recipe(layout, config.prefer))
             return
         enough = max(_FEWEST_STEPS, min(_DECISION_STEPS, _DECISION_BYTES // self._step_bytes))
         self._decide_by = min(enough, self.n_slots) if config.recipe else enough

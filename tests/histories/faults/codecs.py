@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.histories.faults.fault import Fault
+from tests.histories.faults.fault import BOTH, Fault
 
 DELTA, CHAINS = "codecs/delta.py", "codecs/chains.py"
-ZSTD_DICT = "codecs/zstd_dict.py"
+ZSTD_DICT, DELTA_ZSTD = "codecs/zstd_dict.py", "codecs/delta_zstd.py"
 COUNTS = "codecs/references.py"
 DELTA_ENCODE = "codecs/delta_encode_kernels.py"
 DELTA_DECODE = "codecs/delta_kernels.py"
@@ -62,6 +62,38 @@ CODEC_FAULTS = [
         ZSTD_DICT,
         '        self._content, self._samples = b"", []\n        self._addresses = None\n',
         '        self._content, self._samples = b"", []\n',
+    ),
+    Fault(
+        "delta-zstd: lanes keep references that stand for the dictionary before",
+        DELTA_ZSTD,
+        "            is_current = self._dictionaries.get(reference) is self._dictionary",
+        "            is_current = True",
+    ),
+    Fault(
+        "delta-zstd: a reference of another buffer gets the dictionary of this one",
+        DELTA_ZSTD,
+        "        self._give_dictionary(number, dictionary)\n        return number",
+        "        return number",
+        BOTH,
+        segments=True,
+    ),
+    Fault(
+        "delta-zstd: kernels use the dictionary that a reference number had before",
+        DELTA_ZSTD,
+        "        self._addresses[reference] = dictionary.address",
+        "        self._addresses[reference] = self._addresses[reference] or dictionary.address",
+    ),
+    Fault(
+        "delta-zstd: references have other dictionaries after a load",
+        DELTA_ZSTD,
+        "                self._give_dictionary(reference, used[number])",
+        "                self._give_dictionary(reference, used[0])",
+    ),
+    Fault(
+        "gathering: a record is decompressed over the frame that it is applied to",
+        GATHERING,
+        "    decompressed = scratch + 4 * store.n_words",
+        "    decompressed = scratch + 2 * store.n_words * (store.n_references > 0)",
     ),
     Fault(
         "delta: a skip goes one byte too far",

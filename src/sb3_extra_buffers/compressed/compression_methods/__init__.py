@@ -109,6 +109,6 @@ def _read_header(stored: npt.NDArray[np.uint8]) -> tuple[int, np.dtype[Any]]:
 COMPRESSION_METHOD_MAP: dict[str, CompressionMethod] = {
     name: CompressionMethod(ALIASES.get(name, name))
     for name in (*METHODS, *ALIASES)
-    if name not in ("delta", "zstd-dict")  # their records refer to earlier frames
+    if name not in ("delta", "delta-zstd", "zstd-dict")  # their records refer to earlier frames
 }
 """Every method for single observations. A method whose package is missing raises an error when it is used."""

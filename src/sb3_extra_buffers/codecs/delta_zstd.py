@@ -1,0 +1,297 @@
+"""``delta-zstd``: records of ``delta`` that Zstandard compresses once more, with a dictionary of earlier records.
+
+Steps and literals repeat from record to record, so a dictionary of them nearly halves the size. To decompress a record
+takes a fraction of the time that ``zstd-dict`` needs, because it is the steps that are decompressed, not the frames.
+
+A record's reference number stands for two things: its reference frame, and the dictionary that was in use when the
+frame became the reference. A new dictionary therefore renews the reference frames of all lanes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from sb3_extra_buffers.codecs import libzstd
+from sb3_extra_buffers.codecs.availability import require
+from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Codec, Encoded, FrameSpec, Indices
+from sb3_extra_buffers.codecs.delta import DeltaCodec
+from sb3_extra_buffers.codecs.method import Method
+from sb3_extra_buffers.errors import CorruptDataError
+from sb3_extra_buffers.state import SavedState, State
+
+_FRAMES_PER_RECORD = 16
+_DICTIONARY_BYTES = 112 << 10
+_FIRST_BYTES = 16 << 10
+"""The first dictionary is small, because it is needed soon."""
+_SAMPLE_BYTES = 8 << 10
+"""Records of so many bytes follow those in a dictionary. Its entropy tables are made from them."""
+_USUAL_RECORD = 4 << 10
+_SPREADS = (1, 4, 16)
+"""Dictionaries that are made in any case: of every record, of every fourth one, and of every 16th."""
+_BASELINE_RECORDS = 512
+"""How many records show what a new dictionary achieves."""
+_WORTH_RENEWING = 8
+"""A dictionary is renewed when records that became larger have cost this many times its size."""
+
+
+class _Dictionary:
+    """A dictionary in the forms that decompression needs. Its content is empty as long as there is none."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        self._for_libzstd = libzstd.Dictionary(content) if content and libzstd.decompress_function() else None
+
+    @property
+    def address(self) -> int:
+        """For libzstd's functions; 0 if there is no dictionary."""
+        return self._for_libzstd.address or 0 if self._for_libzstd else 0
+
+    @property
+    def is_valid(self) -> bool:
+        return self._for_libzstd is None or self.address != 0
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.content) + (self._for_libzstd.nbytes if self._for_libzstd else 0)
+
+
+class DeltaZstdCodec(DeltaCodec):
+    """Records of ``delta``, ``frames_per_record`` frames each, compressed by Zstandard at the levels 1 to 22."""
+
+    name = "delta-zstd"
+    record_format = "delta-zstd"
+    levels = range(1, 23)
+    _worth_a_reference = 4  # a newer reference frame saves bytes of steps, which are compressed
+
+    def __init__(
+        self, frame: FrameSpec, *, compresslevel: int = 6, frames_per_record: int = _FRAMES_PER_RECORD
+    ) -> None:
+        super().__init__(frame, frames_per_record=frames_per_record)
+        self.compresslevel = compresslevel
+        self._library = require("zstandard", "The compression method 'delta-zstd'", "zstd")
+        self._errors = (ValueError, self._library.ZstdError, MemoryError, OverflowError)
+        self._no_dictionary = self._dictionary = _Dictionary(b"")
+        # Preparing a dictionary for compression takes many times its size, so it is done only for the one in use.
+        self._plain_compressor = self._compressor = self._new_compressor(b"")
+        # By reference: dictionaries, and their addresses for kernels.
+        self._dictionaries: dict[int, _Dictionary] = {}
+        self._addresses = np.zeros(1, dtype=np.int64)
+        # For the next dictionary: records that may go into it, and how many there have been.
+        self._recent: deque[bytes] = deque()
+        self._recent_bytes = 0
+        self._seen = 0
+        self._n_made = 0
+        self._is_due = False
+        # Of the dictionary in use: its first records, their bytes before and after, and by how much later ones grew.
+        self._records = self._bytes_before = self._bytes_after = 0
+        self._excess = 0.0
+
+    @property
+    def label(self) -> str:
+        label = str(Method(self.name, self.compresslevel))
+        return label if self.frames_per_record == _FRAMES_PER_RECORD else f"{label} x{self.frames_per_record}"
+
+    @property
+    def min_encoded_size(self) -> int:
+        return 1
+
+    @property
+    def reference_bytes(self) -> int:
+        used = {id(dictionary): dictionary.nbytes for dictionary in (*self._dictionaries.values(), self._dictionary)}
+        return super().reference_bytes + sum(used.values()) + self._recent_bytes
+
+    @property
+    def dictionary_addresses(self) -> Indices:
+        return self._addresses
+
+    def encode(self, records: Bytes, lanes: Indices) -> Encoded:
+        if self._is_due:
+            self._renew_dictionary()
+        data, lengths, references = super().encode(records, lanes)
+        packed, at, view = [], 0, data.data
+        for row, (length, reference) in enumerate(zip(lengths.tolist(), references.tolist(), strict=True)):
+            steps = view[at : at + length]
+            at += length
+            # Zstandard decompresses what was compressed without a dictionary with any.
+            is_current = self._dictionaries.get(reference) is self._dictionary
+            record: bytes = (self._compressor if is_current else self._plain_compressor).compress(steps)
+            packed.append(record if len(record) < self.record_bytes else records[row].tobytes())
+            self._collect(steps)
+        packed_lengths = np.fromiter(map(len, packed), dtype=np.int64, count=len(packed))
+        self._track_sizes(len(packed), int(lengths.sum()), int(packed_lengths.sum()))
+        return Encoded(np.frombuffer(b"".join(packed), dtype=np.uint8), packed_lengths, references)
+
+    def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
+        """Whole records one by one. Batches are decompressed by a kernel of the store, where there is numba."""
+        unpacked, source = [], data.data
+        decompressors = {number: self._new_decompressor(number) for number in np.unique(references).tolist()}
+        for start, length, reference in zip(starts.tolist(), lengths.tolist(), references.tolist(), strict=True):
+            record: Any = source[start : start + length] if start >= 0 else b""
+            try:
+                if len(record) != length:
+                    raise ValueError("it lies outside the store")
+                if length != self.record_bytes:
+                    record = decompressors[reference].decompress(record, max_output_size=self.record_bytes)
+            except self._errors as error:
+                raise CorruptDataError(f"The {self.name} record at byte {start} does not decode: {error}.") from error
+            unpacked.append(record)
+        sizes = np.fromiter(map(len, unpacked), dtype=np.int64, count=len(unpacked))
+        joined = np.frombuffer(b"".join(unpacked), dtype=np.uint8)
+        super().decode(joined, np.cumsum(sizes) - sizes, sizes, references, out)
+
+    def _new_decompressor(self, reference: int) -> Any:
+        """For one thread."""
+        content = self._dictionaries.get(reference, self._no_dictionary).content
+        dictionary = self._library.ZstdCompressionDict(content) if content else None
+        return self._library.ZstdDecompressor(dict_data=dictionary)
+
+    def _new_compressor(self, content: bytes) -> Any:
+        parameters = self._library.ZstdCompressionParameters.from_level(
+            self.compresslevel,
+            dict_size=len(content),
+            source_size=_USUAL_RECORD,  # for larger records, the compressor would take megabytes
+            write_content_size=False,
+            write_checksum=False,
+            write_dict_id=False,
+        )
+        dictionary = self._library.ZstdCompressionDict(content) if content else None
+        if dictionary is not None:
+            dictionary.precompute_compress(compression_params=parameters)
+        return self._library.ZstdCompressor(compression_params=parameters, dict_data=dictionary)
+
+    def count_uses(self, references: Indices) -> bool:
+        if not super().count_uses(references):
+            return False
+        self._forget(self._uses.unused())
+        return True
+
+    def check(self, references: Indices) -> None:
+        super().check(references)
+        used = np.unique(np.append(references, self._current))
+        for number in used[used != NO_REFERENCE].tolist():
+            dictionary = self._dictionaries.get(number)
+            if dictionary is None or dictionary.address != self._addresses[number]:
+                raise CorruptDataError(f"The dictionary of reference {number} is not the one in use, or missing.")
+
+    def reference_content(self, reference: int) -> Bytes:
+        dictionary = np.frombuffer(self._dictionaries[reference].content, dtype=np.uint8)
+        return np.concatenate([super().reference_content(reference), dictionary])
+
+    def import_reference(self, content: Bytes) -> int:
+        frame, own = content[: self.frame.nbytes], content[self.frame.nbytes :].tobytes()
+        kept = [dictionary for dictionary in self._dictionaries.values() if dictionary.content == own]
+        dictionary = kept[0] if kept else _Dictionary(own)
+        if not dictionary.is_valid:
+            raise CorruptDataError(f"A dictionary of {len(own)} bytes is not one of Zstandard.")
+        number = super().import_reference(frame)
+        self._give_dictionary(number, dictionary)
+        return number
+
+    def state(self) -> State:
+        used = [self._dictionary]
+        numbers = np.zeros(len(self._frames), dtype=np.int64)
+        for reference, dictionary in self._dictionaries.items():
+            if not any(dictionary is other for other in used):
+                used.append(dictionary)
+            numbers[reference] = [dictionary is other for other in used].index(True)
+        contents = {str(i): np.frombuffer(dictionary.content, dtype=np.uint8) for i, dictionary in enumerate(used)}
+        return {
+            **super().state(),
+            "dictionaries": contents,
+            "dictionary_numbers": numbers,
+            "n_made": self._n_made,
+            "recent": np.frombuffer(b"".join(self._recent), dtype=np.uint8),
+            "recent_lengths": np.array([len(record) for record in self._recent], dtype=np.int64),
+        }
+
+    def restored(self, state: SavedState) -> Codec:
+        self.restore(state)  # no version has had another format of these records
+        return self
+
+    def restore(self, state: SavedState) -> None:
+        contents = state.part("dictionaries")
+        names = [str(i) for i in range(len(contents.array_names()))]
+        used = [_Dictionary(contents.array(name, np.uint8, (None,)).tobytes()) for name in names]
+        if not used or not all(dictionary.is_valid for dictionary in used):
+            raise state.error("dictionaries", "are not dictionaries of Zstandard")
+        super().restore(state)
+        numbers = state.array("dictionary_numbers", np.int64, (len(self._frames),))
+        if (numbers < 0).any() or (numbers >= len(used)).any():
+            raise state.error("dictionary_numbers", f"name one of {len(used)}")
+        self._n_made = state.integer("n_made", 0)
+        recent, lengths = state.array("recent", np.uint8, (None,)), state.array("recent_lengths", np.int64, (None,))
+        if (lengths < 0).any() or lengths.sum() != len(recent):
+            raise state.error("recent_lengths", f"do not add up to {len(recent)}")
+        ends = np.cumsum(lengths)
+        self._recent = deque(recent[end - n : end].tobytes() for end, n in zip(ends, lengths, strict=True))
+        self._recent_bytes = len(recent)
+        self._compressor, self._dictionary = self._new_compressor(used[0].content), used[0]
+        for reference, number in enumerate(numbers.tolist()):
+            if reference != NO_REFERENCE:
+                self._give_dictionary(reference, used[number])
+
+    def _new_reference(self, frame: Bytes) -> int:
+        number = super()._new_reference(frame)
+        self._give_dictionary(number, self._dictionary)
+        return number
+
+    def _give_dictionary(self, reference: int, dictionary: _Dictionary) -> None:
+        if reference >= len(self._addresses):
+            more = np.zeros(max(len(self._frames), reference + 1) - len(self._addresses), dtype=np.int64)
+            self._addresses = np.append(self._addresses, more)
+        self._dictionaries[reference] = dictionary
+        self._addresses[reference] = dictionary.address
+
+    def _forget(self, references: Indices) -> None:
+        for reference in references.tolist():
+            self._dictionaries.pop(reference, None)
+
+    def _collect(self, steps: memoryview) -> None:
+        """Keep a record for the next dictionary."""
+        is_planned = self._n_made < len(_SPREADS)
+        self._seen += 1
+        if not is_planned and 2 * self._excess < self._worth_renewing:
+            self._recent.clear()
+            self._recent_bytes = 0
+            return
+        if self._seen % _SPREADS[self._n_made if is_planned else -1]:
+            return
+        self._recent.append(steps.tobytes())
+        self._recent_bytes += len(steps)
+        if is_planned and self._recent_bytes >= _SAMPLE_BYTES + (_DICTIONARY_BYTES if self._n_made else _FIRST_BYTES):
+            self._is_due = True
+        while self._recent_bytes - len(self._recent[0]) > _SAMPLE_BYTES + _DICTIONARY_BYTES:
+            self._recent_bytes -= len(self._recent.popleft())
+
+    def _renew_dictionary(self) -> None:
+        records, samples = list(self._recent), [self._recent[-1]]
+        while len(records) > 1 and sum(map(len, samples)) < _SAMPLE_BYTES:
+            samples.append(records.pop())
+        content = libzstd.make_dictionary(b"".join(records)[-_DICTIONARY_BYTES:], samples)
+        self._compressor = self._plain_compressor  # frees the memory that the new one needs
+        self._compressor, self._dictionary = self._new_compressor(content), _Dictionary(content)
+        # The next record of each lane gets a new reference frame, which stands for the new dictionary.
+        self._regret[:] = self._worth_a_reference * self.frame.nbytes + 1
+        self._is_due = False
+        self._n_made += 1
+        self._records = self._bytes_before = self._bytes_after = 0
+        self._excess = 0.0
+
+    def _track_sizes(self, n_records: int, before: int, after: int) -> None:
+        if not self._dictionary.content:
+            return
+        if self._records < _BASELINE_RECORDS:
+            self._records += n_records
+            self._bytes_before += before
+            self._bytes_after += after
+            return
+        self._excess = max(0.0, self._excess + after - before * self._bytes_after / self._bytes_before)
+        if self._excess > self._worth_renewing and self._recent_bytes > _FIRST_BYTES:
+            self._is_due = True
+
+    @property
+    def _worth_renewing(self) -> int:
+        return _WORTH_RENEWING * len(self._dictionary.content)
