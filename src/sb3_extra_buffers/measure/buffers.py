@@ -25,8 +25,8 @@ from sb3_extra_buffers.measure.transitions import Transition
 
 SB3 = "SB3"
 """Stands for SB3's own buffer where a method is expected."""
-_DEFAULT = (AUTO, "delta", "zstd-dict/3", "zstd-dict/9 x8", "zstd-5", "lz4-frame/1", "igzip1", "gzip1", "none")
-_DEFAULT_RGB = ("zstd-dict/9 x8 indexed",)
+_DEFAULT = (AUTO, "delta", "delta-zstd", "zstd-dict/3", "zstd-5", "lz4-frame/1", "igzip1", "gzip1", "none")
+_DEFAULT_RGB = ("delta-zstd indexed",)
 
 
 @dataclass(frozen=True)

@@ -127,15 +127,21 @@ STORAGE_FAULTS = [
     Fault(
         "a reset leaves an unfinished record behind",
         FRAMES,
-        "            first_records * group,\n            first_records * group,\n",
-        "            first_records * group,\n            self.heads,\n",
+        "heads, encoded = first_records * group, first_records * group",
+        "heads, encoded = first_records * group, self.heads",
         (*ROLLOUT, "CompressedMaskableRolloutBuffer"),
     ),
     Fault(
         "frames that wait are saved from the wrong place",
         FRAMES,
-        "return lanes, numbers % self.ring.shape[1]",
-        "return lanes, (numbers + 1) % self.ring.shape[1]",
+        '            "waiting": self.ring[self._waiting_places()],',
+        '            "waiting": np.roll(self.ring, 1, axis=1)[self._waiting_places()],',
+    ),
+    Fault(
+        "frames that wait when the codec changes are moved to the wrong place",
+        FRAMES,
+        "ring[self._waiting_places(n_frames)] = ",
+        "ring[self._waiting_places(n_frames + 1)[0], self._waiting_places()[1] % n_frames] = ",
     ),
     Fault(
         "the newest observation of another lane is compared with",
