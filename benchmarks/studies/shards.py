@@ -3,7 +3,8 @@
     python -m benchmarks.studies.shards
 
 The same transitions are in a buffer here, and in shards, which are actors of Ray. Batches of both are sampled in turns
-of ten. For how long one waits for a batch of shards depends on how many were requested ahead.
+of 16. For how long one waits for a batch of shards depends on how many were requested ahead. The CPU time is that of
+this process and of the shards. It depends less on what else the machine does.
 """
 
 from __future__ import annotations
@@ -15,18 +16,27 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import ray
 
 from benchmarks.recordings import load_recording, transitions
 from sb3_extra_buffers.compressed import CompressedReplayBuffer
 from sb3_extra_buffers.distributed import ShardedReplayBuffer
 
-N_ENVS, SEGMENT_STEPS, IN_TURN = 4, 32, 10
+N_ENVS, SEGMENT_STEPS, IN_TURN = 4, 32, 16
 
 
 def bytes_of_a_batch(buffer: Any, batch_size: int) -> int:
     """How much is sent for a batch."""
     (request,) = buffer._shards._request(batch_size, 1)
     return sum(len(pickle.dumps(reply, protocol=5)) for _, reply in buffer._shards._replies(request))
+
+
+def cpu_seconds(buffer: Any) -> float:
+    """The CPU time so far of this process and of the shards of a buffer."""
+    shards = getattr(buffer, "_shards", None)
+    actors = [] if shards is None else shards._transport._actors
+    asked = [actor.__ray_call__.remote(lambda actor: time.process_time()) for actor in actors]
+    return time.process_time() + float(sum(ray.get(asked)))
 
 
 def main() -> None:
@@ -46,7 +56,7 @@ def main() -> None:
             prefetch: ShardedReplayBuffer(
                 size, *spaces, "cpu", N_ENVS, placement="shards", shards=given.shards, prefetch=prefetch
             )
-            for prefetch in (1, 4)
+            for prefetch in (1, 4, 16)
         }
         collector = CompressedReplayBuffer(2 * SEGMENT_STEPS * N_ENVS, *spaces, "cpu", N_ENVS)
         played, last_part = transitions(recording), 0
@@ -61,19 +71,21 @@ def main() -> None:
                 buffer.ingest_segment(segment, part=part)
             last_part = part
         print(f"\n{name}, {size:,} transitions, {given.shards} shards, batches of {given.batch_size}\n")
-        print("| | ms per batch | speed, of one buffer's |\n|---|---|---|")
+        print("| | ms per batch | speed, of one buffer's | CPU ms per batch |\n|---|---|---|---|")
         times: dict[str, list[float]] = {}
+        cpu: dict[str, list[float]] = {}
         buffers: dict[str, Any] = {"one buffer": here} | {f"{ahead} ahead": buffer for ahead, buffer in there.items()}
         for _ in range(given.repeats):
             for label, buffer in buffers.items():
                 buffer.sample(given.batch_size)
-                began = time.perf_counter()
+                used, began = cpu_seconds(buffer), time.perf_counter()
                 for _ in range(IN_TURN):
                     buffer.sample(given.batch_size)
                 times.setdefault(label, []).append((time.perf_counter() - began) / IN_TURN)
+                cpu.setdefault(label, []).append((cpu_seconds(buffer) - used) / IN_TURN)
         for label, seconds in times.items():
             ratio = np.median(np.divide(times["one buffer"], seconds))
-            print(f"| {label} | {1e3 * np.median(seconds):.2f} | {ratio:.2f} |")
+            print(f"| {label} | {1e3 * np.median(seconds):.2f} | {ratio:.2f} | {1e3 * np.median(cpu[label]):.2f} |")
         sent = bytes_of_a_batch(there[4], given.batch_size)
         print(f"\n{sent:,} bytes are sent for a batch, {sent // given.batch_size:,} for a transition")
         for buffer in there.values():
