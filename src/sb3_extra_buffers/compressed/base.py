@@ -141,7 +141,7 @@ class BaseCompressedBuffer(OldAttributes, SegmentBuffer):
             return tensor
         if device.type == "cuda" and th.cuda.is_available():
             # SB3 sends memory that is not pinned, which waits for all work of the GPU.
-            return th.tensor(array, pin_memory=True).to(device, non_blocking=True)
+            return th.from_numpy(array).pin_memory().to(device, non_blocking=True)
         if device.type == "cpu" and not copy:
             return th.from_numpy(array)  # like as_tensor(), but faster
         return super().to_torch(array, copy)
