@@ -22,7 +22,7 @@ from sb3_extra_buffers.codecs.method import Method
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
 
-_FRAMES_PER_RECORD = 16
+_FRAMES_PER_RECORD = 8
 _DICTIONARY_BYTES = 112 << 10
 _FIRST_BYTES = 16 << 10
 """The first dictionary is small, because it is needed soon."""
