@@ -20,6 +20,7 @@ from sb3_extra_buffers.compressed import (
 from sb3_extra_buffers.distributed import ShardedReplayBuffer, distributed
 from sb3_extra_buffers.distributed.shard_transport import ShardDied
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError, SegmentError, WorkerError
+from sb3_extra_buffers.storage import shared_memory
 from tests.distributed.test_sharded_buffer import DICT, IMAGES, N_ENVS, VECTORS, chi_square, filled, make, steps
 from tests.transitions import assert_same
 
@@ -93,6 +94,17 @@ def test_shards_have_what_parts_in_this_process_have(space: Any, options: dict[s
                 buffer._shards._queue.clear()
             batches.append(tuple(buffer.sample(64)))
         assert_same(*batches)
+
+
+def test_shards_need_no_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "IS_AVAILABLE", False)
+    here, there = filled(), filled(**REMOTE, shards=2)
+    for _ in range(3):  # batches that are kept, and one after another size
+        np.random.seed(0)
+        expected = tuple(here.sample(64))
+        np.random.seed(0)
+        assert_same(expected, tuple(there.sample(64)))
+        there.sample(3)
 
 
 @pytest.mark.parametrize("seed", range(4))
