@@ -34,9 +34,13 @@ _BYTES_WORTH_A_THREAD = 1 << 22
 """Below this, waking up another core takes longer than its share of the work (measured with Atari batches)."""
 _LONGEST_PAUSE = 128
 """In batches. After so many, a busy machine is asked again whether it has time for a team."""
+_TOO_LONG = 4
+"""How many times as long as one thread alone a team may take if it comes late. Waking it up takes less."""
 _pool: ThreadPoolExecutor | None = None
 _pause = _n_alone = 0
 """How many batches the last pause had, and how many of the current one are left."""
+_time_alone = 0.0
+"""What a byte took in the last pause, if it was not disturbed."""
 _forked = False
 
 
@@ -71,17 +75,24 @@ def team_for(n_bytes: int) -> Team | None:
     return Team(parallel, n_threads)
 
 
-def learn_from(team: Team, n_in_time: int) -> None:
-    """Pause the team if most of it came when the work was done.
+def learn_from(team: Team, n_in_time: int, time: float) -> None:
+    """Pause the team if most of it came when the work was done, and that took long.
 
     The team ends when its last thread has come. Where other programs use all cores, that takes many times longer than
     the work. The pause gets longer as long as that does not change.
 
     :param n_in_time: How many threads came before.
+    :param time: What the work took, for each byte.
     """
-    global _pause, _n_alone
-    is_late = n_in_time <= team.n_threads // 2
-    _pause = _n_alone = min(2 * _pause + 1, _LONGEST_PAUSE) if is_late else 0
+    global _pause, _n_alone, _time_alone
+    if team.n_threads == 1:
+        if _pause:
+            _time_alone = min(_time_alone or time, time)
+    elif n_in_time > team.n_threads // 2 or time < _TOO_LONG * _time_alone:
+        _pause = 0
+    else:
+        _pause = _n_alone = min(2 * _pause + 1, _LONGEST_PAUSE)
+        _time_alone = 0.0
 
 
 @functools.cache

@@ -31,7 +31,7 @@ METHODS = [*installed("none", "delta"), *ZSTD]
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = th.get_num_threads()
     th.set_num_threads(2)
-    for name in ("_pause", "_n_alone"):
+    for name in ("_pause", "_n_alone", "_time_alone"):
         monkeypatch.setattr(parallel, name, 0)
     yield
     th.set_num_threads(before)
@@ -171,16 +171,35 @@ class TestTeam:
         if team is None:
             pytest.skip("torch has no OpenMP here")
         for pause in (1, 3, 7, 15, 31, 63, 127, 128, 128):
-            learn_from(team, 1)
-            assert [team_for(1 << 30) for _ in range(pause + 1)] == [ALONE] * pause + [team]
-        learn_from(team, 2)
+            learn_from(team, 1, 10.0)
+            for _ in range(pause):
+                assert team_for(1 << 30) == ALONE
+                learn_from(ALONE, 1, 1.0)
+            assert team_for(1 << 30) == team
+        learn_from(team, 2, 10.0)
         assert team_for(1 << 30) == team
+
+    def test_a_team_that_comes_late_but_takes_no_longer_goes_on(self) -> None:
+        """It only had to be woken up. One batch alone shows that."""
+        th.set_num_threads(2)
+        team = team_for(1 << 30)
+        if team is None:
+            pytest.skip("torch has no OpenMP here")
+        learn_from(team, 1, 1.5)
+        assert team_for(1 << 30) == ALONE
+        learn_from(ALONE, 1, 1.0)
+        for _ in range(3):
+            assert team_for(1 << 30) == team
+            learn_from(team, 1, 1.5)
+        assert team_for(1 << 30) == team
+        learn_from(team, 1, 10.0)
+        assert team_for(1 << 30) == ALONE
 
     @pytest.mark.parametrize("n_rows", [1, 2, 3, 33])
     def test_the_kernel_tells_how_many_threads_came_in_time(self, n_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
         store, _ = filled("delta")
         told: list[int] = []
-        monkeypatch.setattr(gathering, "learn_from", lambda team, n_in_time: told.append(n_in_time))
+        monkeypatch.setattr(gathering, "learn_from", lambda team, n_in_time, time: told.append(n_in_time))
         team = Team(parallel._parallel_function(), 2)
         if not team.parallel:
             pytest.skip("torch has no OpenMP here")

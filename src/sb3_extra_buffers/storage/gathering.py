@@ -11,6 +11,7 @@ and frames are copied out of them.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -143,11 +144,12 @@ def run_kernel(run: Callable[[slice, Indices, Team], int], needs_contexts: bool,
 
     n, n_bytes = len(outs[0]), sum(out.nbytes for out in outs)
     team = team_for(n_bytes)
+    began = time.perf_counter_ns()
     n_in_time = min(run_in_slices(work, n, n_bytes)) if team is None else work(0, n, team)
     if not n_in_time:
         raise CorruptDataError("Stored records do not decode.")
-    if team is not None and team.n_threads > 1:
-        learn_from(team, n_in_time)
+    if team is not None:
+        learn_from(team, n_in_time, (time.perf_counter_ns() - began) / max(n_bytes, 1))
 
 
 def _gather_whole_records(store: RecordIndex, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
