@@ -1,6 +1,6 @@
 """``delta-zstd``: records of ``delta`` that Zstandard compresses once more, with a dictionary of earlier records.
 
-Steps and literals repeat from record to record, so a dictionary of them nearly halves the size. To decompress a record
+Steps and literals repeat from record to record, so a dictionary of them makes records smaller. To decompress a record
 takes a fraction of the time that ``zstd-dict`` needs, because it is the steps that are decompressed, not the frames.
 
 A record's reference number stands for two things: its reference frame, and the dictionary that was in use when the
