@@ -8,7 +8,7 @@ import os
 import subprocess
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,9 +29,12 @@ class WorkerError(RuntimeError):
 
 
 class Worker:
-    """One subject in a fresh process."""
+    """One subject in a fresh process.
 
-    def __init__(self, subject: str) -> None:
+    :param variables: Further environment variables.
+    """
+
+    def __init__(self, subject: str, variables: Mapping[str, str] | None = None) -> None:
         self.subject = subject
         self.doing = "starting"
         peers = library_of(subject).peers
@@ -43,6 +46,7 @@ class Worker:
             "OMP_WAIT_POLICY": "passive",  # threads of a subject that waits for its turn must not keep a core busy
             "PYTHONWARNINGS": "ignore",
             "TMPDIR": self.scratch.name,
+            **(variables or {}),
         }
         if peers is not None:
             environment.pop("PYTHONPATH", None)  # it may lead to this library
@@ -105,10 +109,10 @@ class Worker:
 class Workers:
     """Subjects that are measured together. One that fails drops out; :attr:`failures` says why."""
 
-    def __init__(self, subjects: Sequence[str], title: str) -> None:
+    def __init__(self, subjects: Sequence[str], title: str, variables: Mapping[str, str] | None = None) -> None:
         self.title = title
         self.failures: dict[str, str] = {}
-        self.workers = [Worker(subject) for subject in subjects]
+        self.workers = [Worker(subject, variables) for subject in subjects]
 
     def __enter__(self) -> Workers:
         return self
