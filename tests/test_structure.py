@@ -15,7 +15,7 @@ ROOT = Path(sb3_extra_buffers.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
 
 LAYERS = [
-    {"errors", "state", "compiled", "parallel", "interruption"},
+    {"errors", "state", "compiled", "parallel", "interruption", "anonymous_memory"},
     {"codecs"},
     {"storage"},
     {"persistence"},

@@ -161,6 +161,24 @@ def test_encoding_neither_reads_nor_writes_beyond_its_memory(size: int) -> None:
     assert child.exitcode == 0
 
 
+def encode_frames_that_malloc_maps() -> None:
+    """Memory of more than 32 MB is unmapped as soon as it is freed, so any use of it after that is a crash."""
+    frames = np.zeros((2, 17 << 20), dtype=np.uint8)
+    frames[1, ::4096] = np.arange(len(frames[1, ::4096])) % 251 + 1
+    codec = DeltaCodec(FrameSpec(frames.shape[1], np.dtype(np.uint8)), frames_per_record=2)
+    encoded = codec.encode(frames.reshape(1, -1), LANE)
+    np.testing.assert_array_equal(decoded(codec, encoded.data, int(encoded.references[0])), frames.reshape(-1))
+
+
+@pytest.mark.skipif(not has_numba() or sys.platform != "linux", reason="needs numba, and malloc of Linux")
+def test_encoding_keeps_its_scratch_memory_until_it_is_done() -> None:
+    encode_before_a_guard(64)  # so that the child has nothing to compile
+    child = multiprocessing.get_context("fork").Process(target=encode_frames_that_malloc_maps)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+
+
 @pytest.mark.skipif(not has_numba(), reason="needs numba")
 @settings(deadline=None)
 @given(records(), st.data())
@@ -359,3 +377,18 @@ def test_impossible_distances_are_refused(distances: np.ndarray) -> None:
 def test_frames_per_record_has_limits(frames_per_record: int) -> None:
     with pytest.raises(ValueError, match="frames_per_record must be from 1 to 1024"):
         DeltaCodec(FrameSpec(4, np.dtype(np.uint8)), frames_per_record=frames_per_record)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_reference_frames_stay_the_same_when_there_are_more(is_shared: bool) -> None:
+    codec: Any = delta.DeltaCodec(FrameSpec(1000, np.dtype(np.uint8)))
+    frames = np.random.default_rng(0).integers(0, 256, (300, 1000), dtype=np.uint8)
+    earlier = []
+    for number, frame in enumerate(frames, start=1):
+        if is_shared:  # as by a thread that samples
+            earlier.append((codec.reference_frames, codec.reference_frames[:number].copy()))
+        assert codec.import_reference(frame) == number
+    for number, frame in enumerate(frames, start=1):
+        assert np.array_equal(codec.reference_content(number), frame)
+    for array, copied in earlier:
+        assert np.array_equal(array[: len(copied)], copied)

@@ -146,3 +146,17 @@ def test_add_does_not_wait_long_for_a_dictionary(method: str, monkeypatch: pytes
     for content, samples, largest in made:
         assert content <= 1 << 20
         assert samples <= (1 << 17) + largest
+
+
+@pytest.mark.usefixtures("small")
+def test_a_codec_without_its_encoder_still_encodes() -> None:
+    codec: Any = create_codec("delta-zstd", FRAME, frames_per_record=4)
+    game, lanes = Played(codec), np.arange(N_LANES)
+    for step in range(60):
+        if step in (20, 40):
+            assert codec._dictionary.content
+            codec.free_encoder()
+        records = game.records()
+        data, lengths, references = codec.encode(records, lanes)
+        for record, row, reference in zip(np.split(data, np.cumsum(lengths)[:-1]), records, references, strict=True):
+            assert np.array_equal(decoded(codec, record, int(reference)), row)

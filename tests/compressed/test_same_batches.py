@@ -40,6 +40,8 @@ from tests.transitions import (
     sample_both,
 )
 
+NUMBER = spaces.Box(-1, 1, (), np.float64)
+
 
 @pytest.mark.parametrize(
     ("method", "n_envs"),
@@ -63,6 +65,12 @@ class TestEveryMethodAndSpace:
         buffers = rollout_pair(SPACES[space], n_envs, compression_method=method)
         for first in (0, SLOTS):
             check_rollout(buffers, recorded(space, n_envs)[first : first + SLOTS])
+
+
+@pytest.mark.parametrize("method", installed("none", "zstd"))
+@pytest.mark.parametrize("space", [NUMBER, spaces.Dict({"number": NUMBER, "image": IMAGES})], ids=["number", "Dict"])
+def test_rollouts_of_observations_without_axes(space: spaces.Space, method: str) -> None:
+    check_rollout(rollout_pair(space, 2, compression_method=method), list(itertools.islice(play(space, 2), SLOTS)))
 
 
 def check_dict_against_single_buffers(n_envs: int, **options: Any) -> None:

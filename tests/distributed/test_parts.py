@@ -155,6 +155,8 @@ def test_parts_whose_flags_were_asked_for() -> None:
             fill(buffer, 40, number)
         buffers[1].dones[:] *= 0.5  # no flag can hold this
         check(buffers)
+        buffers[2].actions[3] = 1000  # nor a byte this
+        check(buffers)
 
 
 def test_the_memory_of_a_part_still_grows_in_place() -> None:

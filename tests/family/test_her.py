@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -115,6 +116,23 @@ def test_truncate_last_trajectory() -> None:
         with pytest.warns(UserWarning, match="will be truncated"):
             buffer.truncate_last_trajectory()
     sample_both(*buffers, batch_size=30, seed=0)
+
+
+def test_a_reset_buffer_is_like_a_new_one(tmp_path: Path) -> None:
+    space = GOALS["vector goals"]
+    new, used = pair(space, 2)
+    for transition in transitions(space, SLOTS + 18, 2, seed=1):
+        add_to_replay([used], transition)
+    used.reset()
+    with pytest.raises(RuntimeError, match="Unable to sample before the end of the first episode"):
+        used.sample(4)
+    for transition in transitions(space, 40, 2):
+        add_to_replay([new, used], transition)
+    sample_both(new, used, batch_size=60, seed=0)
+    used.save(tmp_path / "buffer")
+    loaded = CompressedHerReplayBuffer.load(tmp_path / "buffer", "cpu")
+    loaded.set_env(used.env)
+    sample_both(new, loaded, batch_size=60, seed=0)
 
 
 def test_set_env() -> None:

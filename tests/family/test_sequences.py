@@ -17,6 +17,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_extra_buffers.compressed import CompressedPrioritizedSequenceReplayBuffer, CompressedSequenceReplayBuffer
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError, SegmentError
+from sb3_extra_buffers.storage.frame_store import FrameStore
 from tests.compressed.test_interrupted import interrupted
 
 VECTORS = spaces.Box(-np.inf, np.inf, (2,), np.float32)
@@ -164,6 +165,28 @@ def test_sb3s_transitions_become_sequences() -> None:
     batch = buffer.sample(1000)
     assert set(batch.rewards[:, 0].tolist()) == {13, 14, 15, 16, 17, 18, *range(22, 30)}
     assert (batch.rewards.diff(dim=1) == 1).all()
+
+
+@pytest.mark.parametrize("method", ["delta", "zstd3"])
+def test_each_record_is_decoded_once_per_batch(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = spaces.Box(0, 255, (4, 12, 12), np.uint8)
+    buffer = CompressedSequenceReplayBuffer(60, images, ACTIONS, "cpu", length=8, compression_method=method)
+    frames = np.random.default_rng(0).integers(0, 255, (70, 12, 12), np.uint8)
+    for step in range(60):
+        now, following = frames[step : step + 4][None], frames[step + 1 : step + 5][None]
+        buffer.add(now, following, np.zeros(1), np.zeros(1), np.zeros(1, dtype=bool), [{}])
+    decoded: list[tuple[int, int]] = []
+    gather = FrameStore.gather
+
+    def spy(store: FrameStore, lanes: Any, firsts: Any, outs: Any) -> None:
+        assert outs[0].shape[1] == store.codec.frames_per_record  # whole records
+        decoded.extend((lane, first) for row in firsts.tolist() for lane, first in zip(lanes, row, strict=True))
+        gather(store, lanes, firsts, outs)
+
+    monkeypatch.setattr(FrameStore, "gather", spy)
+    batch = buffer.sample(16)  # 128 observations of 4 frames, among which are at most 64 frames
+    assert batch.observations.shape[:2] == (16, 8)
+    assert 0 < len(set(decoded)) == len(decoded) <= 64
 
 
 def test_segments_are_refused() -> None:

@@ -28,6 +28,7 @@ ACTIONS: dict[str, spaces.Space] = {
     "Box": spaces.Box(-1, 1, (3,), np.float32),
     "float64": spaces.Box(-1, 1, (2,), np.float64),
     "MultiBinary": spaces.MultiBinary(3),
+    "MultiDiscrete": spaces.MultiDiscrete([3, 256]),
 }
 RGB_WORLDS = ("RGB", "stack of RGB", "stack of RGB, channels last")
 

@@ -118,10 +118,11 @@ class ReplayHistory(History):
                 buffer.dones[buffer.pos - 1] = True
 
     def reset(self) -> None:
-        if self.is_her:
-            return  # SB3 leaves its episodes as they are, so that it samples what it has just forgotten
         for buffer in (self.model, self.subject):
             buffer.reset()
+        if self.is_her:  # SB3 leaves its episodes as they are, so that it samples what it has just forgotten
+            self.model.ep_length[:] = 0
+            self.model._current_ep_start[:] = 0
         if self.priorities is not None:
             self.priorities.cleared()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ MOOD_CHANGES = 1 / 80
 SURPRISES = 0.02
 """How often the next step does not begin where the last one ended."""
 NEAR_MISSES = 0.03
+STEPS_PER_ODD_ACTION = 300
 """How often an observation is all but what was to be expected: only one number differs."""
 
 
@@ -179,7 +181,7 @@ def transitions(
     worlds = [world_of(space, rng) for _ in range(n_envs)]
     ends = rng.choice([1.0, 0.2, 0.05, 0.005], n_envs, p=[0.1, 0.2, 0.4, 0.3])
     now, ages = [world.reset() for world in worlds], np.zeros(n_envs, dtype=np.int64)
-    while True:
+    for number in count():
         reached = [world.step() for world in worlds]
         ages += 1
         done = (rng.random(n_envs) < ends) | (ages >= longest)
@@ -188,7 +190,7 @@ def transitions(
         yield Transition(
             batch(now),
             batch(reached),
-            np.stack([draw(action_space, rng) for _ in range(n_envs)]),
+            actions_of(action_space, n_envs, rng, number),
             rng.normal(size=n_envs).astype(np.float32),
             done,
             [{"TimeLimit.truncated": True} if cut else {} for cut in truncated],
@@ -197,6 +199,15 @@ def transitions(
         now = [world.reset() if new else obs for world, new, obs in zip(worlds, fresh, reached, strict=True)]
         for env in np.flatnonzero(~fresh & (rng.random(n_envs) < NEAR_MISSES)).tolist():
             now[env] = near_miss(now[env], rng)
+
+
+def actions_of(space: spaces.Space, n_envs: int, rng: np.random.Generator, number: int) -> np.ndarray:
+    """Actions of a step. A few integers are not in their space: SB3 keeps any."""
+    actions = np.stack([draw(space, rng) for _ in range(n_envs)])
+    turn, steps = divmod(number, STEPS_PER_ODD_ACTION)
+    if actions.dtype == np.int64 and steps == STEPS_PER_ODD_ACTION - 1:
+        actions[-1] = (256, -7, 1 << 40)[turn % 3]
+    return actions
 
 
 def batch(observations: list[Observation]) -> Observation:

@@ -68,10 +68,11 @@ def batch_of(name: str) -> dict[str, np.ndarray]:
         parts = part if isinstance(part, dict) else {"": part}
         for key, value in parts.items():
             if value is not None:
-                # Torch's tensors and NumPy's arrays alike; states of a recurrent network come in pairs.
+                # Torch's tensors and NumPy's arrays alike; states of a recurrent network come in pairs of pairs.
                 values = value if isinstance(value, tuple) else [value]
                 for i, array in enumerate(values):
-                    found[f"{number}.{key}.{i}"] = np.asarray(array)
+                    arrays = [np.asarray(part) for part in array] if isinstance(array, tuple) else array
+                    found[f"{number}.{key}.{i}"] = np.asarray(arrays)
     return found
 
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from sb3_extra_buffers import anonymous_memory
 from sb3_extra_buffers.compressed import CompressedReplayBuffer
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
 from sb3_extra_buffers.persistence import container
-from sb3_extra_buffers.storage import memory
 from sb3_extra_buffers.storage.memory import TemporaryMemory
 from tests.methods import METHODS
 from tests.persistence.buffers import SLOTS, add, draw, make, steps_for
@@ -75,7 +75,7 @@ def assert_equal_contents(one: Any, other: Any) -> None:
 def test_it_is_mapped_after_any_number_of_saves(platform: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only Linux can move the pages of a map. Elsewhere, the bytes are copied to another temporary file."""
     if platform != "linux":
-        monkeypatch.setattr(memory, "sys", SimpleNamespace(platform=platform))
+        monkeypatch.setattr(anonymous_memory, "sys", SimpleNamespace(platform=platform))
     rng, buffer, path = np.random.default_rng(0), noise_buffer(), tmp_path / "buffer"
     for number in range(12):
         add_noise([buffer], rng, 90)

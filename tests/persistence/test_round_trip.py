@@ -107,6 +107,7 @@ def test_every_method_on_a_device(name: str, method: str, tmp_path: Path) -> Non
         ("CompressedReplayBuffer", {"space": spaces.MultiDiscrete([3, 4])}),
         ("CompressedReplayBuffer", {"space": spaces.MultiBinary((2, 3))}),
         ("CompressedReplayBuffer", {"space": BOUNDED}),
+        ("CompressedRolloutBuffer", {"space": spaces.Box(-1, 1, ())}),
         ("CompressedNStepReplayBuffer", {"n_steps": 2, "gamma": 0.7}),
         ("CompressedPrioritizedReplayBuffer", {"n_steps": 2, "beta": LinearSchedule(0.4, 1.0, 0.5)}),
         ("CompressedHerReplayBuffer", {"goal_selection_strategy": "final", "copy_info_dict": True}),
@@ -192,6 +193,21 @@ def test_raw_records_of_an_earlier_version(mmap: bool, tmp_path: Path, monkeypat
     check_twins(buffer, twin, more)
     twin.check()
     check_twins(buffer, saved_and_loaded(twin, tmp_path / "again"), more)
+
+
+@pytest.mark.parametrize("name", ["CompressedRolloutBuffer", "CompressedMaskableRolloutBuffer"])
+def test_actions_of_a_rollout_that_another_version_of_sb3_made(name: str, tmp_path: Path) -> None:
+    """SB3 2.7.0 keeps them as float32, later versions in the dtype of the space."""
+    buffer, _ = filled(name, SLOTS)
+    actions, dtypes = buffer.actions, {np.dtype(np.float32), buffer.action_space.dtype}
+    for dtype in dtypes:
+        buffer.actions = actions.astype(dtype)
+        loaded = saved_and_loaded(buffer, tmp_path / str(dtype))
+        assert loaded.actions.dtype == actions.dtype
+        assert_same(loaded.actions, actions)
+    buffer.actions = actions.astype(np.float64)
+    with pytest.raises(CorruptDataError, match="actions must be"):
+        saved_and_loaded(buffer, tmp_path / "other")
 
 
 def test_a_mapped_buffer_can_be_saved_to_the_file_it_is_mapped_from(tmp_path: Path) -> None:

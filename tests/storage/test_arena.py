@@ -12,11 +12,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from sb3_extra_buffers.anonymous_memory import AnonymousMemory
 from sb3_extra_buffers.storage import extent_arena
 from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.config import StorageConfig
 from sb3_extra_buffers.storage.extent_arena import ExtentArena
-from sb3_extra_buffers.storage.memory import AnonymousMemory
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 from sb3_extra_buffers.storage.pickling import unpickled
 

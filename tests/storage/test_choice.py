@@ -175,3 +175,19 @@ def test_indexed_colour_is_left_out_with_a_warning_where_there_is_none() -> None
         write_all()
     (found,) = store.read([(0, np.arange(70))], np.zeros(70, dtype=np.int64))
     np.testing.assert_array_equal(found, images)
+
+
+@pytest.mark.parametrize(("n_changes", "frames_per_record"), [(5, 16), (60, 8)])
+def test_for_memory_small_frames_get_long_records(n_changes: int, frames_per_record: int) -> None:
+    rng = np.random.default_rng(0)
+    config = StorageConfig.from_arguments("auto", None, None, None, "auto", "memory")
+    store = ObservationStore(600, 1, IMAGE, np.dtype(np.uint8), config)
+    images = np.repeat(rng.integers(0, 256, (1, 1, *IMAGE), dtype=np.uint8), 500, axis=0)
+    for slot, image in enumerate(images):
+        image.reshape(-1)[rng.integers(0, image.size, n_changes)] = rng.integers(0, 256, n_changes)
+        store.write(0, slot, store.checked(image))
+    assert (store.codec.name, store.codec.frames_per_record) == ("delta-zstd", frames_per_record)
+    assert "nothing else was tried" in store.choice
+    (found,) = store.read([(0, np.arange(500))], np.zeros(500, dtype=np.int64))
+    assert np.array_equal(found, images[:, 0])
+    store.check()

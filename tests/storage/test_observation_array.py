@@ -78,6 +78,16 @@ class TestReading:
         parts = np.stack([REFERENCE[(slot, env, *rest)] for slot, env in zip(slots, envs, strict=True)])
         assert np.array_equal(self.array[(slots, envs, *rest)], parts)
 
+    @given(slot=indices(7), env=indices(3), rest=st.tuples(indices(SHAPE[2]), indices(SHAPE[3])))
+    def test_parts_of_observations_are_those_of_numpy_or_refused(
+        self, slot: Any, env: Any, rest: tuple[Any, Any]
+    ) -> None:
+        for key in ((slot, env, rest[0]), (slot, env, *rest)):
+            found = outcome(lambda key=key: self.array[key])
+            if found is not IndexError:
+                assert np.shape(found) == np.shape(REFERENCE[key])
+                assert np.array_equal(found, REFERENCE[key])
+
     @pytest.mark.parametrize(
         "key", [7, -8, (0, 3), ([0, 9], 0), (np.array([7]), np.array([0])), (np.array([0]), np.array([-4]))], ids=str
     )

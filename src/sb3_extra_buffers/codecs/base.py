@@ -83,11 +83,17 @@ class Codec(ABC):
 
     frames_per_record: int = 1
 
+    encodes_together: ClassVar[bool] = True
+    """Whether several records in one call of :meth:`encode` take much less time than one by one."""
+
     distances: Indices = np.zeros(0, dtype=np.int64)
     """With the format ``"delta"``: the sources of matches; see :mod:`.delta`."""
 
     def __init__(self, frame: FrameSpec) -> None:
         self.frame = frame
+
+    def free_encoder(self) -> None:  # noqa: B027  # most have nothing to free
+        """Free what only :meth:`encode` needs, because few records will follow or none."""
 
     @property
     def record_bytes(self) -> int:

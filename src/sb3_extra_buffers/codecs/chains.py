@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from sb3_extra_buffers.anonymous_memory import AnonymousMemory
 from sb3_extra_buffers.codecs.base import Bytes, Codec, FrameSpec, Indices, Words
 from sb3_extra_buffers.codecs.references import UseCounts
 from sb3_extra_buffers.compiled import load_kernels
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
+from sb3_extra_buffers.interruption import uninterrupted
 
 PREVIOUS, REFERENCE, ZERO, WHOLE = range(4)
 """What a frame of a chain is made from: the frame before, the reference frame, zeros, or nothing."""
@@ -26,6 +28,8 @@ class ChainCodec(Codec):
     :param padding: Bytes after each reference frame, so that kernels may read it in vectors.
     """
 
+    _memory: AnonymousMemory | None = None
+    """Where the reference frames are, if there have been more than at first."""
     _worth_a_reference = 1
     """A reference frame is renewed when a newer one would have saved so many times its size."""
 
@@ -129,14 +133,26 @@ class ChainCodec(Codec):
         """A new reference frame, whose count is 1."""
         number = self._uses.new()
         if number >= len(self._frames):
-            n_more = 4 + len(self._frames) // 16
-            try:
-                self._frames.resize((len(self._frames) + n_more, self._n_words))  # copies nothing, if the system can
-            except ValueError:  # somebody else refers to the array, or its memory belongs to another
-                more = np.zeros((n_more, self._n_words), dtype=np.uint32)
-                self._frames = np.concatenate([self._frames, more])
+            self._make_room()
         self._frames[number].view(np.uint8)[: len(frame)] = frame
         return number
+
+    def _make_room(self) -> None:
+        """For more reference frames. The allocator would leave a hole where they were, which the system does not."""
+        memory, n_frames = self._memory, len(self._frames)
+        size = (n_frames + 4 + n_frames // 16) * 4 * self._n_words
+        with uninterrupted():
+            if memory is not None and self._frames.ctypes.data == memory.data.ctypes.data:
+                self._frames = np.zeros((0, self._n_words), dtype=np.uint32)  # else there would be a reference to them
+                try:
+                    memory.resize(size)
+                finally:
+                    self._frames = memory.data.view(np.uint32).reshape(-1, self._n_words)
+            else:  # the first ones, or they were loaded
+                memory = AnonymousMemory(size)
+                frames = memory.data.view(np.uint32).reshape(-1, self._n_words)
+                frames[:n_frames] = self._frames
+                self._memory, self._frames = memory, frames
 
     def _references_of(self, lanes: Indices) -> Indices:
         """The current references of ``lanes``, each counted once more."""

@@ -273,7 +273,9 @@ def encode(
     attempt = np.empty(2 * size + 4 * VECTOR_BYTES, dtype=np.uint8)
     steps = np.empty(2 * size + 4 * VECTOR_BYTES, dtype=np.uint8)
     last_frame[:size] = records[len(records) - 1, record_bytes - size :]
-    attempt_at, steps_at, out_at, zero_at = address(attempt), address(steps), address(out), address(zero)
+    # numba frees an array after its last use, and an address is none. So addresses of the arrays above are taken anew
+    # in the loop, which keeps them.
+    out_at = address(out)
     position = 0
     for record in range(len(records)):
         n_searched = _choose_sources(found, searched)
@@ -295,29 +297,30 @@ def encode(
             if i == 0 or changes * found[_TAKEN] <= (from_previous + spare) * found[_CHANGED]:
                 kind = PREVIOUS if i == 0 else REFERENCE
                 length = _encode_frame(
-                    frame, reference, reference, size, distances, searched, n_searched, equal, found, steps_at, target,
-                    size,
+                    frame, reference, reference, size, distances, searched, n_searched, equal, found, address(steps),
+                    target, size,
                 )  # fmt: skip
                 found[_TAKEN], found[_CHANGED] = found[_TAKEN] + length, found[_CHANGED] + changes
             if i > 0 and length > from_previous + spare:
                 other_length = _encode_frame(
-                    frame, base, reference, size, distances, searched, n_searched, equal, found, steps_at, attempt_at,
-                    size,
+                    frame, base, reference, size, distances, searched, n_searched, equal, found, address(steps),
+                    address(attempt), size,
                 )  # fmt: skip
                 from_previous = other_length
                 found[_TAKEN_BY_NEXT] += other_length
                 found[_CHANGED_IN_NEXT] += changes_in_next
                 if length > other_length + spare:
                     kind, length = PREVIOUS, other_length
-                    copy(target, attempt_at, min(length, size))
-            if 8 * length > size and _count_changes(frame, zero_at, size) < changes:  # as at the start of an episode
+                    copy(target, address(attempt), min(length, size))
+            # As at the start of an episode.
+            if 8 * length > size and _count_changes(frame, address(zero), size) < changes:
                 other_length = _encode_frame(
-                    frame, zero_at, reference, size, distances, searched, n_searched, equal, found, steps_at,
-                    attempt_at, length,
+                    frame, address(zero), reference, size, distances, searched, n_searched, equal, found,
+                    address(steps), address(attempt), length,
                 )  # fmt: skip
                 if other_length < length:
                     kind, length = ZERO, other_length
-                    copy(target, attempt_at, length)
+                    copy(target, address(attempt), length)
             if length >= size:
                 kind, length = WHOLE, size
                 copy(target, frame, size)

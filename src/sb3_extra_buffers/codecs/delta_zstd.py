@@ -63,6 +63,7 @@ class DeltaZstdCodec(DeltaCodec):
 
     name = "delta-zstd"
     record_format = "delta-zstd"
+    encodes_together = False
     levels = range(1, 23)
     _worth_a_reference = 4  # a newer reference frame saves bytes of steps, which are compressed
 
@@ -123,6 +124,12 @@ class DeltaZstdCodec(DeltaCodec):
         packed_lengths = np.fromiter(map(len, packed), dtype=np.int64, count=len(packed))
         self._track_sizes(len(packed), int(lengths.sum()), int(packed_lengths.sum()))
         return Encoded(np.frombuffer(b"".join(packed), dtype=np.uint8), packed_lengths, references)
+
+    def free_encoder(self) -> None:
+        # What is compressed without a dictionary decompresses with any.
+        self._compressor = self._plain_compressor
+        self._recent.clear()
+        self._recent_bytes = 0
 
     def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
         """Whole records one by one. Batches are decompressed by a kernel of the store, where there is numba."""
@@ -270,8 +277,8 @@ class DeltaZstdCodec(DeltaCodec):
         records, samples = list(self._recent), [self._recent[-1]]
         while len(records) > 1 and sum(map(len, samples)) < _SAMPLE_BYTES:
             samples.append(records.pop())
+        self._compressor = self._plain_compressor  # frees the memory that making a dictionary needs
         content = libzstd.make_dictionary(b"".join(records)[-_DICTIONARY_BYTES:], samples)
-        self._compressor = self._plain_compressor  # frees the memory that the new one needs
         self._compressor, self._dictionary = self._new_compressor(content), _Dictionary(content)
         # The next record of each lane gets a new reference frame, which stands for the new dictionary.
         self._regret[:] = self._worth_a_reference * self.frame.nbytes + 1

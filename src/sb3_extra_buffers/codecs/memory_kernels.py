@@ -1,4 +1,4 @@
-"""Access to memory by address, in vectors of up to 64 bytes. Import through kernel modules only.
+"""Access to memory and calls of C functions by address. Import through kernel modules only.
 
 numba checks the bounds and the overlap of arrays in every loop that copies bytes, which costs more than copying some
 bytes. These functions check nothing: their callers make sure that all bytes that are read and written exist. They are
@@ -134,6 +134,25 @@ equal_bytes: Any = intrinsic(_equal_bytes)
 trailing_zeros, leading_zeros = _counting("cttz", _FALSE), _counting("ctlz", _FALSE)
 """The number of zero bits below the lowest one, or above the highest one; 64 for zero."""
 count_ones = _counting("ctpop")
+
+
+def _call(typing_context: Any, address: Any, arguments: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        n, integer = signature.args[1].count, ir.IntType(64)
+        passed = [builder.extract_value(values[1], i) for i in range(n)]
+        function = builder.inttoptr(values[0], ir.FunctionType(integer, [integer] * n).as_pointer())
+        return builder.call(function, passed)
+
+    integers = types.UniTuple(types.intp, len(arguments))  # type: ignore[no-untyped-call]
+    return types.intp(types.intp, integers), generate
+
+
+call: Any = intrinsic(_call)
+"""``call(address, arguments)``: what a C function returns, an integer, for a tuple of integers or pointers.
+
+The address is a plain integer, so that numba can cache the kernel on disk. It cannot cache kernels that refer to
+``ctypes`` objects.
+"""
 
 
 @njit(nogil=True, cache=True)

@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from llvmlite import ir
 from numba import njit, types
-from numba.extending import intrinsic
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.codecs.libzstd import MISSING
-from sb3_extra_buffers.codecs.memory_kernels import address, copy, load_int
+from sb3_extra_buffers.codecs.memory_kernels import address, call, copy, load_int
 
 _INT, _INTS = types.int64, types.int64[::1]
 _STORED = types.Array(types.uint8, 1, "C", readonly=True)
-
-
-def _call(typing_context: Any, address: Any, arguments: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        n, integer = signature.args[1].count, ir.IntType(64)
-        passed = [builder.extract_value(values[1], i) for i in range(n)]
-        function = builder.inttoptr(values[0], ir.FunctionType(integer, [integer] * n).as_pointer())
-        return builder.call(function, passed)
-
-    integers = types.UniTuple(types.intp, len(arguments))  # type: ignore[no-untyped-call]
-    return types.intp(types.intp, integers), generate
-
-
-call: Any = intrinsic(_call)
-"""``call(address, arguments)``: what a C function returns, an integer, for a tuple of integers or pointers.
-
-The address is a plain integer, so that numba can cache the kernel on disk. It cannot cache kernels that refer to
-``ctypes`` objects.
-"""
 
 
 @njit(nogil=True, cache=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from stable_baselines3.common.save_util import load_from_pkl
 from stable_baselines3.her import HerReplayBuffer
 
 from sb3_extra_buffers.codecs.availability import require
-from sb3_extra_buffers.compressed.lerobot import Episode, LeRobotFolder, write_dataset
+from sb3_extra_buffers.compressed.lerobot import LeRobotFolder, write_dataset
 from sb3_extra_buffers.compressed.rows import map_parts, parts_at
 from sb3_extra_buffers.compressed.saving import SaveableBuffer
 from sb3_extra_buffers.errors import ConfigurationError
@@ -29,6 +29,16 @@ if TYPE_CHECKING:
 
 _SLOTS_AT_ONCE = 256
 _FIELDS = ("actions", "rewards", "dones", "timeouts")
+
+
+class Episode(NamedTuple):
+    """One episode of a buffer. It has one observation more than it has actions."""
+
+    observations: Any
+    actions: npt.NDArray[Any]
+    rewards: npt.NDArray[Any]
+    terminations: npt.NDArray[np.bool_]
+    truncations: npt.NDArray[np.bool_]
 
 
 class Conversions(SaveableBuffer, ReplayBuffer):
@@ -233,10 +243,11 @@ def _steps_of(dataset: MinariDataset) -> Iterator[tuple[Any, ...]]:
             )
 
 
-def _is_at(buffer: ReplayBuffer, slot: int, step: tuple[Any, ...]) -> bool:
+def _is_at(buffer: Conversions, slot: int, step: tuple[Any, ...]) -> bool:
     """Whether a slot of a buffer holds this step of a dataset."""
     obs, _, action, reward = step[:4]
-    same_action = buffer.actions[slot].reshape(-1) == action.reshape(-1).astype(buffer.actions.dtype)
+    (stored_action,) = buffer._field_rows("actions", np.array([slot]))
+    same_action = stored_action.reshape(-1) == action.reshape(-1).astype(stored_action.dtype)
     same_reward = buffer.rewards[slot] == reward.astype(buffer.rewards.dtype)
     stored = parts_at(buffer.observations, (np.array([slot]), np.array([0])))
     return bool(same_action.all() and same_reward.all() and not _differ(stored, obs).any())
@@ -253,7 +264,7 @@ def _minari() -> Any:
 def _episodes(buffer: Conversions) -> Iterator[Episode]:
     """All episodes, one environment after the other."""
     slots = _complete_slots(buffer)
-    dones, timeouts = buffer._field_rows("dones"), buffer._field_rows("timeouts")
+    actions, dones, timeouts = (buffer._field_rows(name) for name in ("actions", "dones", "timeouts"))
     for env in range(buffer.n_envs):
         for part in np.split(slots, np.flatnonzero(dones[slots, env]) + 1):
             envs = np.full(len(part), env)
@@ -272,7 +283,7 @@ def _episodes(buffer: Conversions) -> Iterator[Episode]:
                 )
                 yield Episode(
                     observations=_as_in_space(observations, buffer.observation_space),
-                    actions=_as_in_space(buffer.actions[where], buffer.action_space),
+                    actions=_as_in_space(actions[where], buffer.action_space),
                     rewards=buffer.rewards[where],
                     terminations=terminations,
                     truncations=truncations,

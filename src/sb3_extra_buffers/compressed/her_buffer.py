@@ -19,6 +19,7 @@ from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.compressed.arguments import StorageOptions
 from sb3_extra_buffers.compressed.replay_buffer import CompressedDictReplayBuffer
 from sb3_extra_buffers.errors import ConfigurationError
+from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.state import Json, SavedState, State, register_decoder, register_encoder
 
 register_encoder(GoalSelectionStrategy, lambda strategy, where: {"$goals": strategy.name})
@@ -124,6 +125,13 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _HerBase):
                 row[:] = infos
             self._step = self._next_step(row)
             _HerBase.add(self, obs, next_obs, action, reward, done, infos)
+
+    def reset(self) -> None:
+        # SB3's method leaves episodes behind: it samples transitions that are gone, and new episodes get wrong lengths.
+        with self._lock.held, uninterrupted():
+            super().reset()
+            self.ep_length[:] = 0
+            self._current_ep_start[:] = 0
 
     def _commit(self, pos: int, *stored: Any) -> None:
         self._begin_step(pos, self._step)

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import torch as th
 
+from sb3_extra_buffers.anonymous_memory import zeros
 from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.compressed.arguments import LatentShape
 from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
 from sb3_extra_buffers.compressed.rows import on_host, row_of
 from sb3_extra_buffers.errors import ConfigurationError
-from sb3_extra_buffers.storage.memory import zeros
 
 
 class StepLatents(CompressedReplayBuffer):

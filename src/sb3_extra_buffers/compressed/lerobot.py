@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,20 +24,12 @@ from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError, FileF
 if TYPE_CHECKING:
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
+    from sb3_extra_buffers.compressed.conversion import Episode
+
 _VERSION = "v3."
 _ROWS_AT_ONCE = 16
 _ACTION, _REWARD, _DONE, _TRUNCATED = "action", "next.reward", "next.done", "next.truncated"
 _EPISODE, _INDEX = "episode_index", "index"
-
-
-class Episode(NamedTuple):
-    """One episode of a buffer. It has one observation more than it has actions."""
-
-    observations: Any
-    actions: npt.NDArray[Any]
-    rewards: npt.NDArray[Any]
-    terminations: npt.NDArray[np.bool_]
-    truncations: npt.NDArray[np.bool_]
 
 
 class LeRobotFolder:

@@ -17,7 +17,8 @@ from typing_extensions import Unpack
 from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.compressed.arguments import StorageOptions
 from sb3_extra_buffers.compressed.conversion import Conversions
-from sb3_extra_buffers.compressed.flags import BufferWithFlags
+from sb3_extra_buffers.compressed.drawing import draw, draw_slots
+from sb3_extra_buffers.compressed.packed_fields import PackedFields
 from sb3_extra_buffers.compressed.rows import SINGLE, row_of
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
 
@@ -25,7 +26,7 @@ _FLOAT, _BOOL = np.dtype(np.float32), np.dtype(np.bool_)
 """The usual dtypes of rewards and dones, which can be stored without a conversion."""
 
 
-class CompressedReplayBuffer(BufferWithFlags, Conversions, ReplayBuffer):
+class CompressedReplayBuffer(PackedFields, Conversions, ReplayBuffer):
     """SB3's ``ReplayBuffer`` with compressed observations: same arguments, same batches under the same seed.
 
     Equal observations share their memory, so ``optimize_memory_usage`` saves next to nothing. It is accepted because it
@@ -63,7 +64,7 @@ class CompressedReplayBuffer(BufferWithFlags, Conversions, ReplayBuffer):
 
     def _create_state(self) -> None:
         super()._create_state()
-        self._row_shape, self._action_shape = (self.n_envs,), (self.n_envs, self.action_dim)
+        self._row_shape = (self.n_envs,)
         self.optimize_memory_usage = self._n_columns == 1  # not passed to SB3's constructor
         self.observations = self._column(0)
         self.next_observations = self._column(0, shift=1) if self.optimize_memory_usage else self._column(1)
@@ -77,7 +78,7 @@ class CompressedReplayBuffer(BufferWithFlags, Conversions, ReplayBuffer):
 
     def _restore_pickle_of_dev0(self, attributes: dict[str, Any]) -> None:
         super()._restore_pickle_of_dev0(attributes)
-        self._row_shape, self._action_shape = (self.n_envs,), (self.n_envs, self.action_dim)
+        self._row_shape = (self.n_envs,)
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]]) -> None:
         # Not SB3's method, which copies every observation twice before it reaches the store. This one checks all
@@ -90,14 +91,16 @@ class CompressedReplayBuffer(BufferWithFlags, Conversions, ReplayBuffer):
                 pair = store.checked_pair(obs[key], next_obs[key]) if key else store.checked_pair(obs, next_obs)
                 staged.append((store, pair))
             action = np.asarray(action).reshape(self._action_shape)
-            if action.dtype is not self.actions.dtype:
-                action = row_of(self.actions, action)
+            if action.dtype is not self._action_dtype:
+                action = row_of(self._field_rows("actions", np.arange(0)), action)
             if type(reward) is not np.ndarray or reward.dtype is not _FLOAT or reward.shape != shape:
                 reward = row_of(self.rewards, reward)
             if type(done) is not np.ndarray or done.dtype is not _BOOL or done.shape != shape:
                 done = row_of(self.rewards, done)
             timeouts = self._timeouts_of(infos) if self.handle_timeout_termination else None
-            row = action, reward, self._flags_or_arrays(done, timeouts)
+            is_flag = timeouts is None and done.dtype is _BOOL and self._flags is not None  # as in nearly all steps
+            flags = done if is_flag else self._flags_or_arrays(done, 0.0 if timeouts is None else timeouts)
+            row = self._bytes_or_array(action), reward, flags
             staged = [(store, store.stage(pos, pair)) for store, pair in staged]
             try:
                 self._commit(pos, staged, row)
@@ -112,7 +115,12 @@ class CompressedReplayBuffer(BufferWithFlags, Conversions, ReplayBuffer):
         """Make a stored transition the one at ``pos``. Doing it twice does no harm."""
         for store, step in staged:
             store.place_step(pos, step)
-        self.actions[pos], self.rewards[pos], flags = row
+        action, self.rewards[pos], flags = row
+        if self._action_bytes is not None:
+            first = pos * len(action)
+            self._action_bytes.data[first : first + len(action)] = action
+        else:
+            self.__dict__["actions"][pos] = action
         if self._flags is not None:
             self._flags[pos] = flags
         else:
@@ -159,12 +167,11 @@ class CompressedReplayBuffer(BufferWithFlags, Conversions, ReplayBuffer):
         if self.size() == 0:
             raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
         with self._lock.held:  # so that no transition is overwritten between drawing and reading it
-            # Not super(): DictReplayBuffer.sample() does not know optimize_memory_usage.
-            return ReplayBuffer.sample(self, batch_size, env)
+            found: ReplayBufferSamples = self._get_samples(draw_slots(self, batch_size), env)
+            return found
 
     def _get_samples(self, batch_inds: Indices, env: VecNormalize | None = None) -> Any:
-        envs = np.random.randint(0, high=self.n_envs, size=(len(batch_inds),))
-        return self._samples_at(batch_inds, envs, env)
+        return self._samples_at(batch_inds, draw(self.n_envs, len(batch_inds)), env)
 
     def _samples_at(
         self, slots: Indices, envs: Indices, env: VecNormalize | None, last_slots: Indices | None = None
@@ -182,7 +189,7 @@ class CompressedReplayBuffer(BufferWithFlags, Conversions, ReplayBuffer):
             pairs = {key: store.read([(0, slots), following], envs, self.device) for key, store in self._stores.items()}
             dones = self._dones_at(last_places)
             rewards = self.rewards.reshape(-1, 1).take(places, axis=0)
-            actions = self.actions.reshape(-1, self.action_dim).take(places, axis=0)
+            actions = self._actions_at(places)
         return self._batch_of(pairs, actions, dones, rewards, env)
 
     def _batch_of(

@@ -173,10 +173,15 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
 
     def _restore_field(self, name: str, fields: SavedState) -> None:
         fresh = getattr(self, name)
+        dtype, stored = fresh.dtype, fields.dtype(name)
+        # SB3 2.7.0 keeps actions as float32, later versions in the dtype of the space.
+        if name == "actions" and stored in (np.float32, self.action_space.dtype):
+            dtype = stored
         if self.generator_ready:  # flattened before the first batch
-            setattr(self, name, fields.array_of_size(name, fresh.dtype, fresh.size))
+            saved = fields.array_of_size(name, dtype, fresh.size)
         else:
-            setattr(self, name, fields.array(name, fresh.dtype, fresh.shape))
+            saved = fields.array(name, dtype, fresh.shape)
+        setattr(self, name, saved.astype(fresh.dtype, copy=False))
 
 
 class CompressedDictRolloutBuffer(CompressedRolloutBuffer, DictRolloutBuffer):

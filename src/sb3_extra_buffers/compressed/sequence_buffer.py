@@ -17,6 +17,7 @@ from stable_baselines3.common.type_aliases import TensorDict
 from stable_baselines3.common.vec_env import VecNormalize
 from typing_extensions import Unpack
 
+from sb3_extra_buffers.anonymous_memory import zeros
 from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.compressed.arguments import EpisodeEnd, LatentShape, StorageOptions
 from sb3_extra_buffers.compressed.latents import StepLatents
@@ -27,7 +28,6 @@ from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
 from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.base_store import CPU
-from sb3_extra_buffers.storage.memory import zeros
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 from sb3_extra_buffers.storage.usage import MemoryUsage
 
@@ -156,7 +156,7 @@ class CompressedSequenceReplayBuffer(StepLatents):
         self._index = SequenceIndex(self._shape, self.buffer_size, self.n_envs, self.online_queue)
         for store in self._stores.values():
             if isinstance(store, ObservationStore):
-                store.run_length, store.time_first = self._shape.total, self.time_first
+                store.reads_runs = True
         self.episode_steps = zeros((self.buffer_size, self.n_envs), np.dtype(np.uint32))
         """The number of each step in its episode, from 0. It also begins at 0 after a gap."""
 
@@ -290,7 +290,7 @@ class CompressedSequenceReplayBuffer(StepLatents):
         """
         observations = self._observations_at(places, hidden, env)
         rewards = self._normalize_reward(self.rewards.reshape(-1).take(places), env)
-        actions = self.actions.reshape(-1, self.action_dim).take(places, axis=0)
+        actions = self._actions_at(places)
         latents = self._latents_at(places)
         if hidden is not None:
             for values in (rewards, actions, *latents.values()):

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sb3_extra_buffers.anonymous_memory import zeros
 from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.compressed.arguments import EpisodeEnd
+from sb3_extra_buffers.compressed.drawing import draw
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
-from sb3_extra_buffers.storage.memory import zeros
 
 EPISODE_ENDS = ("pad", "stop", "cross")
 
@@ -237,7 +238,7 @@ class SequenceIndex:
         """``n`` anchors, all equally likely, as slots and environments."""
         counts = self.anchors.counts
         ends = np.cumsum(counts)
-        ranks = np.random.randint(0, int(ends[-1]), size=n)
+        ranks = draw(int(ends[-1]), n)
         envs = np.searchsorted(ends, ranks, side="right")
         return self.anchors.at(envs, ranks - (ends - counts)[envs]), envs
 

@@ -14,15 +14,14 @@ import torch as th
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices
-from sb3_extra_buffers.compressed.flags import DONE_OR_NOT
+from sb3_extra_buffers.compressed.drawing import draw, draw_slots
 from sb3_extra_buffers.compressed.nstep_buffer import CompressedNStepReplayBuffer, n_step_returns, n_until
+from sb3_extra_buffers.compressed.packed_fields import DONE_OR_NOT
 from sb3_extra_buffers.compressed.prioritized_buffer import CompressedPrioritizedReplayBuffer
 from sb3_extra_buffers.compressed.sum_tree import JoinedTrees
 from sb3_extra_buffers.errors import EmptyBufferError
 from sb3_extra_buffers.storage.joined import JoinedArrays, JoinedStores, Wanted, places_of
 from sb3_extra_buffers.storage.outputs import ALIGNMENT, Lease, OutputPool
-
-_FLAGS = attrgetter("_flags")
 
 
 class Places(NamedTuple):
@@ -67,11 +66,7 @@ def _as_sb3_draws(part: Any, batch_size: int) -> Places:
     """With a single part, the same transitions as SB3's buffer with the same seed."""
     if not part.full and part.pos == 0:
         raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
-    if part.optimize_memory_usage and part.full:
-        slots = (np.random.randint(1, part.buffer_size, size=batch_size) + part.pos) % part.buffer_size
-    else:
-        slots = np.random.randint(0, part.buffer_size if part.full else part.pos, size=batch_size)
-    envs = np.random.randint(0, high=part.n_envs, size=(batch_size,))
+    slots, envs = draw_slots(part, batch_size), draw(part.n_envs, batch_size)
     return Places(np.zeros(batch_size, dtype=np.int64), slots, envs)
 
 
@@ -134,9 +129,10 @@ class Parts:
         """All but the observations, and where these are."""
         first, (numbers, slots, envs) = self.first, places
         indices, last, n_added = slots * first.n_envs + envs, slots, None
-        ended = ("_flags",) if self._has_flags() else ("dones", "timeouts")
+        ended = ("_flags",) if self._all_packed("_flags", "dones") else ("dones", "timeouts")
+        acting = "_action_bytes" if self._all_packed("_action_bytes", "actions") else "actions"
         if self._n_steps is None:
-            actions, rewards, *flags = self._take(("actions", "rewards", *ended), numbers, indices)
+            actions, rewards, *flags = self._take((acting, "rewards", *ended), numbers, indices)
         else:
             window = (slots[:, None] + np.arange(self._n_steps)) % first.buffer_size
             all_indices = (window * first.n_envs + envs[:, None]).reshape(-1)
@@ -149,11 +145,11 @@ class Parts:
                 is_last |= values.reshape(window.shape) > 0
             n_added = n_until(is_last)
             last = (slots + n_added - 1) % first.buffer_size
-            (actions,) = self._take(("actions",), numbers, indices)
+            (actions,) = self._take((acting,), numbers, indices)
             flags = self._take(ended, numbers, last * first.n_envs + envs)
         dones = DONE_OR_NOT.take(flags[0]) if len(flags) == 1 else flags[0] * (1 - flags[1])
         following = (0, (last + 1) % first.buffer_size) if first.optimize_memory_usage else (1, last)
-        return Fields(actions, dones, rewards, n_added), [(0, slots), following]
+        return Fields(actions.astype(first._action_dtype, copy=False), dones, rewards, n_added), [(0, slots), following]
 
     def batch_of(self, outs: dict[str, list[npt.NDArray[Any]]], fields: Fields, env: VecNormalize | None) -> Any:
         """A batch as tensors."""
@@ -166,17 +162,17 @@ class Parts:
         returns, discounts = n_step_returns(rewards, fields.n_added, first.gamma)
         return samples._replace(rewards=first.to_torch(returns), discounts=first.to_torch(discounts))
 
-    def _has_flags(self) -> bool:
-        """Whether all parts still have flags. If not, all get arrays."""
-        if not any(map(is_, map(_FLAGS, self.buffers), repeat(None))):
+    def _all_packed(self, packed: str, name: str) -> bool:
+        """Whether a field of all parts is still packed. If not, all get SB3's array."""
+        if not any(map(is_, map(attrgetter(packed), self.buffers), repeat(None))):
             return True
         for part in self.buffers:
-            part._unpack_flags()
+            part._unpack(name)
         return False
 
     def _take(self, names: tuple[str, ...], numbers: Indices, indices: Indices) -> list[npt.NDArray[Any]]:
         if names not in self._joined:
-            widths = [self.first.action_dim if name == "actions" else 1 for name in names]
+            widths = [self.first.action_dim if "action" in name else 1 for name in names]
             self._joined[names] = [attrgetter(name) for name in names], JoinedArrays(*widths)
         getters, joined = self._joined[names]
         return joined.take([array for get in getters for array in map(get, self.buffers)], numbers, indices)

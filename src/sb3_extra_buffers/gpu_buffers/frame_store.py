@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch as th
 
+from sb3_extra_buffers.anonymous_memory import zeros
 from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.errors import CapacityError
 from sb3_extra_buffers.gpu_buffers.arena import CappedFrameStore, DeviceArena, HeapBudget
@@ -44,7 +45,6 @@ from sb3_extra_buffers.gpu_buffers.transfer import (
 from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.frame_store import FrameStore
-from sb3_extra_buffers.storage.memory import zeros
 from sb3_extra_buffers.storage.stacking import StackLayout, numbers_from
 
 _RING_FRAMES = 288

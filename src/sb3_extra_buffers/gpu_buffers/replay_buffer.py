@@ -13,6 +13,7 @@ from stable_baselines3.common.buffers import DictReplayBuffer
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
+from sb3_extra_buffers.compressed.drawing import draw, draw_slots
 from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
 from sb3_extra_buffers.compressed.rows import SINGLE, on_host, part_of
 from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer, normal_tensors
@@ -134,14 +135,13 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
         with self._lock.held:  # so that no transition is overwritten between drawing and reading it
-            size = self.size()
-            if size == 0 or self.optimize_memory_usage:
-                return super().sample(batch_size, env)
-            found: ReplayBufferSamples = self._get_samples(np.random.randint(0, size, size=batch_size), env)
+            if self.size() == 0:
+                return super().sample(batch_size, env)  # which says what is missing
+            found: ReplayBufferSamples = self._get_samples(draw_slots(self, batch_size), env)
             return found
 
     def _get_samples(self, batch_inds: npt.NDArray[np.int64], env: VecNormalize | None = None) -> Any:
-        return self._samples_at(batch_inds, np.random.randint(0, self.n_envs, size=len(batch_inds)), env)
+        return self._samples_at(batch_inds, draw(self.n_envs, len(batch_inds)), env)
 
     def _samples_at(
         self,

@@ -35,10 +35,11 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from sb3_extra_buffers.anonymous_memory import zeros
 from sb3_extra_buffers.errors import CorruptDataError, FileFormatError, SaveError
 from sb3_extra_buffers.persistence.disk import replacing, sync
 from sb3_extra_buffers.state import Progress
-from sb3_extra_buffers.storage.memory import Memory, PartOfBytes, TemporaryMemory, temporary_file, zeros
+from sb3_extra_buffers.storage.memory import Memory, PartOfBytes, TemporaryMemory, temporary_file
 
 MAGIC = b"\x89SB3XB\r\n"
 VERSION = 1

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from sb3_extra_buffers import __version__
-from sb3_extra_buffers.errors import CorruptDataError, ExtraBuffersError
+from sb3_extra_buffers.errors import CorruptDataError, ExtraBuffersError, FileFormatError
 from sb3_extra_buffers.persistence import spaces as spaces  # registers how spaces are written
 from sb3_extra_buffers.persistence.container import Container, Value
 from sb3_extra_buffers.state import Json, Progress, State, decode, encode
@@ -41,7 +41,11 @@ _MOST_STEPS = 1 << 20
 
 def state_file(path: Path) -> Path:
     """The container of a buffer: ``path`` itself, or a file in the folder of a buffer on disk."""
-    return path / STATE if path.is_dir() else path
+    if not path.is_dir():
+        return path
+    if not (path / STATE).exists():
+        raise FileFormatError(f"{path} is not the folder of a buffer on disk: it has no file {STATE!r}.")
+    return path / STATE
 
 
 @contextmanager

@@ -64,12 +64,17 @@ class BufferFolder:
         self._lock = FileLock(self.path / _LOCK, timeout=0, thread_local=False)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                # Some versions of filelock empty the file, which may be a link.
+                open_own(self.path / _LOCK).close()
             self._lock.acquire()
         except Timeout:
             self._detach(
                 f"{self.path} is in use by another buffer, of this process or another one. Close that buffer and open "
                 "this one again, or choose another path."
             )
+        except CorruptDataError as error:
+            self._detach(str(error))
         except OSError as error:
             self._detach(f"{self.path} cannot be used: {error.strerror or error}. Choose another path.")
 

@@ -45,7 +45,7 @@ def _decode_space(content: Any) -> Any:
         low, high, shape, dtype = details
         if math.prod(shape) > _LARGEST_BOX:
             raise ValueError(f"observations of shape {shape}")
-        low, high = (np.broadcast_to(bound, shape) if bound.size == 1 else bound for bound in (low, high))
+        low, high = (np.broadcast_to(bound.reshape(()), shape) if bound.size == 1 else bound for bound in (low, high))
         return spaces.Box(low, high, tuple(shape), decode_dtype(dtype).type)
     if kind == "Discrete":
         n, start, dtype = details

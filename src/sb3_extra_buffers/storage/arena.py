@@ -14,9 +14,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from sb3_extra_buffers.anonymous_memory import AnonymousMemory
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
-from sb3_extra_buffers.storage.memory import AnonymousMemory, Memory, PartOfBytes, saved_memory
+from sb3_extra_buffers.storage.memory import Memory, PartOfBytes, saved_memory
 
 _SMALLEST_STEP = 1 << 16
 

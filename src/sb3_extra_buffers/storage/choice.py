@@ -50,6 +50,10 @@ _CANDIDATES = [DELTA, _SHORT_CHAINS, CodecRecipe(parse_method("zstd-dict/3"))]
 _WITHOUT_NUMBA = [CodecRecipe(parse_method(method)) for method in ("zstd/3", "lz4-frame/0", "igzip/1", "gzip/1")]
 DELTA_ZSTD = CodecRecipe(parse_method("delta-zstd"))
 _FOR_MEMORY = [DELTA_ZSTD, CodecRecipe(parse_method("delta-zstd"), {"frames_per_record": 4})]
+_LONG_RECORDS = CodecRecipe(DELTA_ZSTD.method, {"frames_per_record": 16})
+_SHORT_FRAME = 1 / 28
+"""Up to this part of a raw frame, long records are smaller and read in about the same time: an observation is in fewer
+of them. If frames are larger, so much has to be decompressed that sampling becomes clearly slower."""
 _FOR_MEMORY_OF_RGB = [CodecRecipe(parse_method("delta-zstd"), {"indexed_colour": True})]
 
 
@@ -61,7 +65,14 @@ def first_recipe(layout: StackLayout, prefer: Preference) -> CodecRecipe:
     """The codec that ``auto`` begins with."""
     if not has_numba() or not is_worth_compressing(layout):
         return NONE
-    return DELTA_ZSTD if prefer == "memory" and "delta-zstd" in available_methods() else DELTA
+    return _LONG_RECORDS if prefer == "memory" and "delta-zstd" in available_methods() else DELTA
+
+
+def with_best_length(recipe: CodecRecipe, ratio: float) -> CodecRecipe:
+    """``delta-zstd`` with the frames per record that suit frames compressed to ``ratio``; other recipes unchanged."""
+    if recipe not in (DELTA_ZSTD, _LONG_RECORDS):
+        return recipe
+    return _LONG_RECORDS if ratio <= _SHORT_FRAME else DELTA_ZSTD
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sb3_extra_buffers.anonymous_memory import zeros
 from sb3_extra_buffers.codecs.base import Bytes, Codec, Indices
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
@@ -21,7 +22,6 @@ from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.extent_arena import ExtentArena, ready_to_grow
 from sb3_extra_buffers.storage.gathering import gather_frames
 from sb3_extra_buffers.storage.matching import NewestObservations
-from sb3_extra_buffers.storage.memory import zeros
 from sb3_extra_buffers.storage.stacking import MemoryForm, StackLayout, numbers_from
 
 _PIECE = 1024
@@ -159,6 +159,7 @@ class FrameStore:
         ring = zeros((self.n_lanes, n_frames, self.codec.frame.nbytes), _BYTE)
         ring[self._waiting_places(n_frames)] = self.ring[self._waiting_places()]
         self.ring, self.newest = ring, NewestObservations(self.n_lanes, self.layout.stack)
+        self.codec.free_encoder()
 
     def check(self) -> None:
         """Raise :class:`~sb3_extra_buffers.errors.CorruptDataError` unless all invariants of the store hold.
@@ -303,11 +304,10 @@ class FrameStore:
     def _ring_size(self) -> int:
         """Room for an unfinished record and whole observations.
 
-        With a few lanes, there is room for one record more, so that all lanes complete one before there is none left.
-        With many, a call has enough to encode anyway.
+        With a few lanes, there is room for one record more, so that all complete one and are encoded in one call.
         """
         group, stack = self.codec.frames_per_record, self.layout.stack
-        more = group if self.n_lanes <= _FEW_LANES else 0
+        more = group if self.n_lanes <= _FEW_LANES and self.codec.encodes_together else 0
         return max(group - 1 + self._observations_at_once * stack + more, -(-(group - 1 + stack) // group) * group)
 
     def _waiting_places(self, ring_size: int = 0) -> tuple[Indices, Indices]:

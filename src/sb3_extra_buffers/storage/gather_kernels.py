@@ -18,14 +18,14 @@ from numba.extending import intrinsic
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.codecs.delta_kernels import follow, frame_header, is_consistent, restart_before
-from sb3_extra_buffers.codecs.memory_kernels import address, copy, load32, load_int
-from sb3_extra_buffers.codecs.zstd_kernels import call, decompress_record
+from sb3_extra_buffers.codecs.memory_kernels import address, call, copy, load32, load_int
+from sb3_extra_buffers.codecs.zstd_kernels import decompress_record
 
 Words = npt.NDArray[np.uint32]
 
 # Types are declared, not inferred: the threads see bare addresses, behind which must be exactly these.
 _INT, _INTS, _INTS_2D = types.int64, types.int64[::1], types.int64[:, ::1]
-_WORDS_2D, _FRAMES, _OUTS = types.uint32[:, ::1], types.uint8[:, :, ::1], types.uint8[:, :, :]
+_WORDS_2D, _FRAMES = types.uint32[:, ::1], types.uint8[:, :, ::1]
 _STORED = types.Array(types.uint8, 1, "C", readonly=True)
 
 _ROWS_AT_ONCE = 2
@@ -40,7 +40,7 @@ _TASK = np.dtype(
     [(name, np.int64) for name in ("next_row", "n_threads", "n_in_time", "is_corrupt")]  # changed by the threads
     + [(name, np.int64) for name in ("n", "n_batches", "stack", "frame_bytes", "scratch_bytes", "n_contexts")]
     + [(name, np.int64) for name in ("n_sources", "sources", "numbers", "lanes", "firsts", "outs_0", "outs_1")]
-    + [(name, np.int64) for name in ("row_bytes", "step_bytes", "contexts")]
+    + [(name, np.int64) for name in ("contexts",)]
 )
 """The same about a batch."""
 _NEXT_ROW, _N_THREADS = _TASK.fields["next_row"][1], _TASK.fields["n_threads"][1]  # type: ignore[index]
@@ -119,7 +119,7 @@ def _gather_run(task: Any, store: Any, row: int, begin: int, stop: int, context:
             place = number - load_int(task.firsts + 8 * (i * task.n + row))
             if 0 <= place < task.stack:
                 outs = task.outs_1 if i else task.outs_0
-                copy(outs + row * task.row_bytes + place * task.step_bytes, source, size)
+                copy(outs + size * (row * task.stack + place), source, size)
     return True
 
 
@@ -194,7 +194,7 @@ def describe(
     store.table, store.dictionaries = table.ctypes.data, dictionaries.ctypes.data
 
 
-@njit(types.int64(_SOURCES, _INTS, _INTS, _INTS_2D, _OUTS, _OUTS, _INTS, _INT, _INT, _INT), nogil=True, cache=True)
+@njit(types.int64(_SOURCES, _INTS, _INTS, _INTS_2D, _FRAMES, _FRAMES, _INTS, _INT, _INT, _INT), nogil=True, cache=True)
 def gather_from(
     sources: Any,
     numbers: Indices,
@@ -211,8 +211,8 @@ def gather_from(
 
     Returns how many threads had started when no rows were left; 0 if bytes are corrupt.
 
-    With two rows in ``firsts``, ``outs_1``, which has the same strides, is filled as well. Where the two runs of frames
-    overlap, frames are decoded once.
+    With two rows in ``firsts``, ``outs_1`` is filled as well. Where the two runs of frames overlap, frames are decoded
+    once.
 
     :param sources: Frame stores; see :func:`describe`.
     :param numbers: For each row of the batch, in which of them it is; empty if there is one.
@@ -229,7 +229,6 @@ def gather_from(
     task.numbers = numbers.ctypes.data if len(numbers) else 0
     task.lanes, task.firsts = lanes.ctypes.data, firsts.ctypes.data
     task.outs_0, task.outs_1 = outs_0.ctypes.data, outs_1.ctypes.data
-    task.row_bytes, task.step_bytes = outs_0.strides[0], outs_0.strides[1]
     task.n_contexts, task.contexts = len(contexts), contexts.ctypes.data
     task_address = np.intp(tasks.ctypes.data)
     if parallel and n_threads > 1:
@@ -242,7 +241,7 @@ def gather_from(
 
 @njit(
     types.int64(
-        _INTS, _INTS_2D, _OUTS, _OUTS, _FRAMES, _INTS, _STORED, _INTS_2D, _WORDS_2D, _WORDS_2D, _INT, _WORDS_2D,
+        _INTS, _INTS_2D, _FRAMES, _FRAMES, _FRAMES, _INTS, _STORED, _INTS_2D, _WORDS_2D, _WORDS_2D, _INT, _WORDS_2D,
         _INTS, _INT, _INTS, _INTS, _INT, _INT, _INT,
     ),
     nogil=True,

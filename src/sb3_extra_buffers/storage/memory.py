@@ -1,4 +1,4 @@
-"""Memory for arenas, which grows without being copied where the operating system can do that."""
+"""Memory in files, and bytes that are saved and pickled in parts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import mmap
 import os
 import stat
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from sb3_extra_buffers.anonymous_memory import AnonymousMemory, map_private
 from sb3_extra_buffers.errors import CorruptDataError, SaveError
 from sb3_extra_buffers.state import SavedState
 
@@ -22,53 +22,19 @@ _PIECE = 1 << 15
 """Bytes in one piece of a pickle. pickle keeps a thousand pieces in memory."""
 
 
-class AnonymousMemory:
-    """Bytes from the operating system. Pages that were never written take no physical memory."""
-
-    def __init__(self, size: int) -> None:
-        self._map = _map_private(size)
-        self._data: npt.NDArray[np.uint8] | None = None
-
-    @property
-    def data(self) -> npt.NDArray[np.uint8]:
-        data = self._data
-        if data is None:
-            data = self._data = np.frombuffer(self._map, dtype=np.uint8)
-        return data
-
-    def resize(self, size: int) -> None:
-        """Make room for ``size`` bytes, keeping the contents."""
-        if sys.platform == "linux":
-            # The kernel moves page tables, not bytes. Python refuses while another array refers to the memory (as in
-            # a second thread that samples). Then the bytes are copied, as on other systems.
-            self._data = None
-            try:
-                self._map.resize(size)
-                return
-            except BufferError:
-                pass
-        self._map, self._data = self._copied(size), None
-
-    def _copied(self, size: int) -> mmap.mmap:
-        larger = _map_private(size)
-        kept = min(size, len(self.data))
-        np.frombuffer(larger, dtype=np.uint8)[:kept] = self.data[:kept]
-        return larger
-
-
 class TemporaryMemory(AnonymousMemory):
     """Bytes of an unnamed temporary file in ``folder``. Only pages that are changed take memory."""
 
     def __init__(self, file: BinaryIO, folder: Path) -> None:
         self._folder = folder
-        self._map = _map_private(os.fstat(file.fileno()).st_size, file.fileno())
+        self._map = map_private(os.fstat(file.fileno()).st_size, file.fileno())
         self._data = None
 
     def _copied(self, size: int) -> mmap.mmap:
         with temporary_file(self._folder) as file:
             file.write(self.data[:size])
             file.truncate(size)
-            return _map_private(size, file.fileno())
+            return map_private(size, file.fileno())
 
 
 class FileMemory:
@@ -159,28 +125,8 @@ def saved_memory(state: SavedState, name: str, at_least: int) -> tuple[Memory, i
     return memory, size
 
 
-def _map_private(size: int, descriptor: int = -1) -> mmap.mmap:
-    """Memory of this process alone: zeros, or the bytes of a file that do not change with it."""
-    size = max(size, 1)
-    if sys.platform == "win32":
-        return mmap.mmap(descriptor, size, access=mmap.ACCESS_WRITE if descriptor == -1 else mmap.ACCESS_COPY)
-    # Python's default is shared memory, which a forked process could change.
-    return mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE | (mmap.MAP_ANONYMOUS if descriptor == -1 else 0))
-
-
-def zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Like ``numpy.zeros``, but the memory of a large array goes back to the system when the array is freed.
-
-    The allocator would keep it, so that an array which is replaced by larger ones again and again would leave holes.
-    """
-    size = math.prod(shape) * dtype.itemsize
-    if size < mmap.PAGESIZE * 4:
-        return np.zeros(shape, dtype=dtype)
-    return np.frombuffer(_map_private(size), dtype=dtype).reshape(shape)
-
-
 def zeros_in_file(folder: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The same in an unnamed temporary file, so that the system can drop it from physical memory."""
+    """Like ``numpy.zeros``, but in an unnamed temporary file, so that the system can drop it from physical memory."""
     with temporary_file(folder) as file:
         _reserve(file, max(math.prod(shape) * dtype.itemsize, 1), folder)
         mapped = mmap.mmap(file.fileno(), 0)

@@ -29,7 +29,7 @@ class ObservationArray:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return self.store.dtype
+        return self.store.output_dtype
 
     @property
     def ndim(self) -> int:
@@ -90,6 +90,14 @@ class ObservationArray:
         rest = key[2:]
         if len(rest) == 1 and isinstance(rest[0], slice) and rest[0] == slice(None):
             rest = ()  # SB3 adds it to mean "all of it"
+        if rest:
+            # NumPy combines an index array with the indices before it, and then may put axes in another order.
+            is_mixed = isinstance(slot_key, slice) and not isinstance(env_key, slice | int | np.integer)
+            if not all(isinstance(part, slice if is_mixed else slice | int | np.integer) for part in rest):
+                raise IndexError(
+                    f"Observations cannot be indexed with {key!r}: read whole ones, observations[slots, envs], and "
+                    "index these."
+                )
         if all(isinstance(part, np.ndarray) and part.dtype != bool for part in (slot_key, env_key)):
             slots, envs = slot_key, env_key
             if slots.shape != envs.shape:
@@ -131,16 +139,19 @@ class _EnvironmentsFirst:
         self._array = array
 
     def reshape(self, *shape: int) -> FlatObservations:
-        array = self._array
-        if tuple(shape) != (array.shape[0] * array.shape[1], *array.shape[2:]):
+        flat = FlatObservations(self._array)
+        if tuple(shape) != flat.shape:
             raise ValueError(
                 f"Observations can only be flattened over slots and environments, not reshaped to {shape}."
             )
-        return FlatObservations(array)
+        return flat
 
 
 class FlatObservations:
-    """All observations, environment after environment: ``(n_envs * n_slots, *shape)``."""
+    """All observations, environment after environment: ``(n_envs * n_slots, *shape)``.
+
+    Like SB3, it gives observations without axes one.
+    """
 
     def __init__(self, array: ObservationArray) -> None:
         self._array = array
@@ -148,7 +159,7 @@ class FlatObservations:
     @property
     def shape(self) -> tuple[int, ...]:
         n_slots, n_envs, *shape = self._array.shape
-        return (n_envs * n_slots, *shape)
+        return (n_envs * n_slots, *(shape or (1,)))
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -161,7 +172,7 @@ class FlatObservations:
         places = key if isinstance(key, np.ndarray) and key.dtype != bool else np.arange(len(self))[key]
         envs, slots = np.divmod(places, len(self._array))
         found: npt.NDArray[Any] = self._array[slots, envs]
-        return found
+        return found if self._array.store.shape else found[..., None]
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         return self[:].astype(dtype or self.dtype, copy=False)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sb3_extra_buffers.anonymous_memory import zeros
 from sb3_extra_buffers.codecs.base import Codec, Indices
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.storage.arena import Arena
@@ -21,7 +22,6 @@ from sb3_extra_buffers.storage.base_store import BaseStore
 from sb3_extra_buffers.storage.config import CodecRecipe
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.gathering import gather_observations
-from sb3_extra_buffers.storage.memory import zeros
 from sb3_extra_buffers.storage.stacking import StackLayout, numbers_from
 
 _WORTH_COMPACTING = 1 << 20
@@ -222,8 +222,11 @@ class ObservationIndex(BaseStore):
     def _firsts(self, wanted: list[tuple[int, Indices]], envs: Indices) -> Indices:
         """The first frame of each observation, (columns, n); below zero where there is no observation."""
         firsts = np.empty((len(wanted), len(envs)), dtype=np.int64)
+        before = None
         for row, (column, slots) in zip(firsts, wanted, strict=True):
-            row[:] = self.ends[column].reshape(-1).take(slots * self.n_envs + envs)  # faster than [slots, envs]
+            if slots is not before:
+                places, before = slots * self.n_envs + envs, slots
+            row[:] = self.ends[column].reshape(-1).take(places)  # faster than [slots, envs]
         firsts -= self.layout.stack
         return firsts
 

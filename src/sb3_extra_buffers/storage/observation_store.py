@@ -17,13 +17,12 @@ import numpy.typing as npt
 from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
-from sb3_extra_buffers.storage.choice import NONE, Trials, first_recipe, is_worth_compressing
+from sb3_extra_buffers.storage.choice import NONE, Trials, first_recipe, is_worth_compressing, with_best_length
 from sb3_extra_buffers.storage.config import CodecRecipe
 from sb3_extra_buffers.storage.digests import Digests
-from sb3_extra_buffers.storage.gathering import gather_observations
+from sb3_extra_buffers.storage.gathering import gather_observations, gather_runs
 from sb3_extra_buffers.storage.observation_index import EarlierCodec, ObservationIndex
 from sb3_extra_buffers.storage.pickling import arguments_of, upgraded_attributes
-from sb3_extra_buffers.storage.run_gathering import gather_runs
 from sb3_extra_buffers.storage.stacking import RGB, StackLayout, declared_layout, detect_layout, n_changes
 
 logger = logging.getLogger("sb3_extra_buffers")
@@ -50,6 +49,8 @@ _TRIALS = [
     # The first steps of an episode are often all alike, so the choice is checked once more.
     _PlannedTrials(begin=384, n_steps=128, good_enough=1 / 20),
 ]
+_GOOD_ENOUGH_FOR_MEMORY = 1 / 12
+"""If the user prefers memory, the first codec is the one that compresses most, so the others are tried less often."""
 _DRIFT_STEPS = 128
 """For how many steps codecs are tried when the size of frames has changed."""
 _MOST_CODECS = 4
@@ -70,10 +71,8 @@ class ObservationStore(ObservationIndex):
     It tries other codecs soon after, and whenever the size of compressed frames has changed.
     """
 
-    run_length = 0
-    """How many rows that are read together make a sequence, if they do."""
-    time_first = False
-    """Whether the first steps of all sequences are read first, then the second steps of all, and so on."""
+    reads_runs = False
+    """Whether observations that are read together follow one another, as those of sequences do."""
 
     def __init__(self, n_slots: int, n_envs: int, shape: tuple[int, ...], *args: Any, **kwargs: Any) -> None:
         super().__init__(n_slots, n_envs, shape, *args, **kwargs)
@@ -177,13 +176,11 @@ class ObservationStore(ObservationIndex):
 
     def _fill(self, wanted: list[tuple[int, Indices]], envs: Indices, outs: list[npt.NDArray[Any]]) -> None:
         firsts = self._firsts(wanted, envs)
-        if firsts.min(initial=0) < 0:
+        if np.minimum.reduce(firsts, axis=None, initial=0) < 0:  # sooner than firsts.min()
             self._read_with_gaps(envs, firsts, outs)
         elif len(envs):
-            if self.run_length:
-                gather_runs(self.frame_stores, self.layout, envs, firsts, outs, self.run_length, self.time_first)
-            else:
-                gather_observations(self.frame_stores, self.layout, envs, firsts, outs)
+            gather = gather_runs if self.reads_runs else gather_observations
+            gather(self.frame_stores, self.layout, envs, firsts, outs)
 
     def clear(self) -> None:
         """Remove all observations. The codec keeps what it has learnt from them."""
@@ -247,23 +244,28 @@ class ObservationStore(ObservationIndex):
         logger.info("%s, frame stack %d, for observations of shape %s", self.codec.label, layout.stack, self.shape)
 
     def _begin_planned_trials(self, planned: _PlannedTrials) -> None:
-        ratio = self.frames.take_mean_frame_bytes() / self.layout.frame.nbytes
+        ratio, good_enough = self.frames.take_mean_frame_bytes() / self.layout.frame.nbytes, planned.good_enough
+        if self.config.prefer == "memory":
+            good_enough = max(good_enough, _GOOD_ENOUGH_FOR_MEMORY)
         if not is_worth_compressing(self.layout):
             self.choice = f"frames of {self.layout.frame.nbytes} bytes are too small to compress"
-        elif self.recipe != NONE and ratio <= planned.good_enough:
+        elif self.recipe != NONE and ratio <= good_enough:
             self.choice = f"{self.recipe.method} compresses frames to {100 * ratio:.1f}%, so nothing else was tried"
+            self._use_from_now_on(with_best_length(self.recipe, ratio))
         else:
             self._trials = Trials(self.layout, self.n_envs, planned.n_steps, self.config.prefer, self.recipe)
         self._n_trials += 1
 
     def _end_trials(self, trials: Trials) -> None:
-        best = trials.best()
-        if best.recipe != self.recipe and len(self._earlier) < _MOST_CODECS:
-            self._usual_frame_bytes = None
-            self.change_codec(best.recipe)
+        self._use_from_now_on(trials.best().recipe)
         self.choice = str(trials)
         self._trials = None
         logger.info("%s was chosen: %s", self.codec.label, self.choice)
+
+    def _use_from_now_on(self, recipe: CodecRecipe) -> None:
+        if recipe != self.recipe and len(self._earlier) < _MOST_CODECS:
+            self._usual_frame_bytes = None
+            self.change_codec(recipe)
 
     def _review(self) -> None:
         """Do what is due once in a while, and check whether the size of frames has changed."""

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sb3_extra_buffers.anonymous_memory import zeros
 from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
@@ -29,7 +30,6 @@ from sb3_extra_buffers.storage.base_store import CPU, BaseStore
 from sb3_extra_buffers.storage.choice import SMALLEST_FRAME
 from sb3_extra_buffers.storage.config import StorageConfig
 from sb3_extra_buffers.storage.digests import Digests, digests_of
-from sb3_extra_buffers.storage.memory import zeros
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 
 _LARGEST_VECTOR = 4096

@@ -21,7 +21,7 @@ class MemoryUsage:
     index: int
     """The index, which finds an observation in the payload."""
     fields: int
-    """Actions, rewards and so on, stored as SB3 stores them."""
+    """Actions, rewards and so on."""
     raw_equivalent: int
     """The same data in SB3's buffer."""
     choice: str = ""

@@ -6,6 +6,12 @@ from tests.histories.faults.fault import Fault
 
 BUFFER_FAULTS = [
     Fault(
+        "the largest number is never drawn",
+        "compressed/drawing_kernels.py",
+        "while found > highest:",
+        "while found >= highest:",
+    ),
+    Fault(
         "a time limit is not stored",
         "compressed/replay_buffer.py",
         'timeouts = [info.get("TimeLimit.truncated", False) for info in infos]',
@@ -13,15 +19,21 @@ BUFFER_FAULTS = [
     ),
     Fault(
         "a batch counts a time limit as the end of the task",
-        "compressed/flags.py",
+        "compressed/packed_fields.py",
         "np.array([0, 1, 0, 0], dtype=np.float32)",
         "np.array([0, 1, 0, 1], dtype=np.float32)",
     ),
     Fault(
         "whoever asks for timeouts gets dones",
-        "compressed/flags.py",
+        "compressed/packed_fields.py",
         '_BITS = {"dones": 0, "timeouts": 1}',
         '_BITS = {"dones": 0, "timeouts": 0}',
+    ),
+    Fault(
+        "actions that do not fit into a byte are cut off",
+        "compressed/packed_fields.py",
+        "return bytes(action.ravel().tolist())",
+        "return action.astype(np.uint8).tobytes()",
     ),
     Fault(
         "the second save leaves the old header",
@@ -54,5 +66,12 @@ BUFFER_FAULTS = [
         "            for child in range(_FAN_OUT):\n                total += nodes[first + child]",
         "            for child in range(_FAN_OUT - 1):\n                total += nodes[first + child]",
         ("CompressedPrioritizedReplayBuffer",),
+    ),
+    Fault(
+        "a reset buffer remembers where the last episode began",
+        "compressed/her_buffer.py",
+        "            self.ep_length[:] = 0\n            self._current_ep_start[:] = 0",
+        "            self.ep_length[:] = 0",
+        ("CompressedHerReplayBuffer",),
     ),
 ]

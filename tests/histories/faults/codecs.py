@@ -146,8 +146,8 @@ CODEC_FAULTS = [
     Fault(
         "gathering: a frame is copied without its last byte",
         GATHERING,
-        "copy(outs + row * task.row_bytes + place * task.step_bytes, source, size)",
-        "copy(outs + row * task.row_bytes + place * task.step_bytes, source, size - 1)",
+        "copy(outs + size * (row * task.stack + place), source, size)",
+        "copy(outs + size * (row * task.stack + place), source, size - 1)",
     ),
     Fault(
         "gathering: a frame of the next observation is left out",

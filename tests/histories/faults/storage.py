@@ -184,8 +184,8 @@ STORAGE_FAULTS = [
     Fault(
         "observations are read from the lane beside",
         INDEX,
-        "row[:] = self.ends[column].reshape(-1).take(slots * self.n_envs + envs)",
-        "row[:] = self.ends[column].reshape(-1).take(slots * self.n_envs + (envs + 1) % self.n_envs)",
+        "places, before = slots * self.n_envs + envs, slots",
+        "places, before = slots * self.n_envs + (envs + 1) % self.n_envs, slots",
     ),
     Fault(
         "what an earlier codec stored goes too early",

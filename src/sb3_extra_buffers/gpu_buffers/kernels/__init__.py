@@ -134,7 +134,10 @@ def has_triton() -> bool:
     """Whether Triton is installed, and new enough for :class:`Launcher`."""
     if importlib.util.find_spec("triton") is None:
         return False
-    version = importlib.import_module("triton").__version__
+    try:
+        version = importlib.import_module("triton").__version__
+    except ImportError:  # early versions need setuptools, but do not ask for it
+        return False
     numbers = [int(part) for part in re.findall(r"\d+", version)[:2]]
     return numbers >= list(OLDEST_TRITON)
 

@@ -1,0 +1,122 @@
+"""Places are drawn as SB3 draws them: the same numbers, and the same state of NumPy's generator afterwards."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sb3_extra_buffers.codecs.availability import has_numba
+from sb3_extra_buffers.compiled import load_kernels
+from sb3_extra_buffers.compressed import drawing
+from sb3_extra_buffers.compressed.drawing import draw
+
+HIGHS = [1, 2, 3, 4, 5, 255, 256, 257, 49_999, 1 << 20, (1 << 31) + 1, (1 << 32) - 1, 1 << 32, 1 << 40]
+
+
+@pytest.fixture(autouse=True)
+def _compiled_and_as_before() -> Iterator[None]:
+    load_kernels(drawing._KERNELS)  # otherwise NumPy's function is used until something else loads numba
+    before = np.random.get_state()
+    yield
+    np.random.set_state(before)
+
+
+def of_numpy(high: int, n: int) -> Any:
+    return np.random.randint(0, high, size=n)
+
+
+@pytest.mark.parametrize("high", HIGHS)
+def test_the_same_numbers_and_the_same_state_afterwards(high: int) -> None:
+    for seed, n in [(0, 32), (1, 1), (2, 0), (3, 1000)]:
+        found = []
+        for function in (of_numpy, draw):
+            np.random.seed(seed)
+            np.random.normal(size=3)  # leaves a number for later, which must stay
+            np.random.randint(0, 9, size=600 + seed)
+            found.append([*(function(high, n) for _ in range(3)), np.random.normal(size=3)])
+        for ours, theirs in zip(*found, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+            assert ours.dtype == theirs.dtype
+
+
+def test_nothing_to_draw_from() -> None:
+    with pytest.raises(ValueError, match="high"):
+        draw(0, 3)
+
+
+def test_another_generator() -> None:
+    before = np.random.get_bit_generator()
+    try:
+        for generator in (np.random.PCG64, np.random.MT19937, np.random.Philox):
+            found = []
+            for function in (of_numpy, draw):
+                np.random.set_bit_generator(generator(7))
+                found.append([function(1000, 40), function(5, 40), np.random.random_sample(3)])
+            for ours, theirs in zip(*found, strict=True):
+                np.testing.assert_array_equal(ours, theirs)
+    finally:
+        np.random.set_bit_generator(before)
+
+
+@pytest.mark.skipif(not has_numba(), reason="needs numba")
+def test_numpys_function_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(np.random, "randint", None)
+    assert len(draw(1000, 32)) == 32
+
+
+def test_numba_is_not_loaded_for_it() -> None:
+    code = (
+        "import sys; from sb3_extra_buffers.compressed.drawing import draw; draw(5, 3); print('numba' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_two_threads_together_draw_what_one_would() -> None:
+    np.random.seed(5)
+    expected = np.sort(np.random.randint(0, 1 << 20, size=400 * 64))
+    np.random.seed(5)
+    found: list[Any] = []
+
+    def work(function: Any) -> None:
+        found.extend(function(1 << 20, 64) for _ in range(200))
+
+    threads = [threading.Thread(target=work, args=(function,)) for function in (of_numpy, draw)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    np.testing.assert_array_equal(np.sort(np.concatenate(found)), expected)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs interval timers")
+def test_ctrl_c_leaves_the_generator_unlocked() -> None:
+    def press(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    handlers = {signal.SIGALRM: press, signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    n_pressed = 0
+    try:
+        for i in range(1000):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-5 * (1 + i % 30))
+                while True:
+                    draw(1000, 32)
+            except KeyboardInterrupt:
+                n_pressed += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert n_pressed == 1000
+    other = threading.Thread(target=np.random.random_sample, daemon=True)
+    other.start()
+    other.join(timeout=10)
+    assert not other.is_alive()
