@@ -1,18 +1,30 @@
 """Sampling from shards in other processes of this machine, against one buffer in this process.
 
-    python -m benchmarks.studies.shards
+    python -m benchmarks.studies.shards [--real-time]
 
 The same transitions are in a buffer here, and in shards, which are actors of Ray. Batches of both are sampled in turns
-of 16. For how long one waits for a batch of shards depends on how many were requested ahead. The CPU time is that of
-this process and of the shards. It depends less on what else the machine does.
+of 128. For how long one waits for a batch of shards depends on how many were requested ahead. Those are ready when a
+turn begins, at most 16 of the 128. The CPU time is that of this process and of the shards. It depends less on what else
+the machine does.
+
+A buffer that may write each batch over the last one uses memory that is still in the cache. So there is a second row,
+where each batch is kept until the next one is there, as in SB3's training loops.
+
+On a machine that does other work, processes wait for each other and for a core, and a comparison means little. With
+--real-time, the processes that are measured have real-time priority during their turns. This needs root.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import pickle
 import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,13 +34,21 @@ from benchmarks.recordings import load_recording, transitions
 from sb3_extra_buffers.compressed import CompressedReplayBuffer
 from sb3_extra_buffers.distributed import ShardedReplayBuffer
 
-N_ENVS, SEGMENT_STEPS, IN_TURN = 4, 32, 16
+N_ENVS, SEGMENT_STEPS, IN_TURN = 4, 32, 128
+KEPT = "one buffer, the last batch kept"
 
 
-def bytes_of_a_batch(buffer: Any, batch_size: int) -> int:
-    """How much is sent for a batch."""
-    (request,) = buffer._shards._request(batch_size, 1)
-    return sum(len(pickle.dumps(reply, protocol=5)) for _, reply in buffer._shards._replies(request))
+def bytes_of_a_batch(buffer: Any, batch_size: int, is_near: bool) -> int:
+    """How much shards send for a batch, on this machine or on others, which cannot write to the learner's memory."""
+    shards = buffer._shards
+    (request,) = shards._request(batch_size, 1)
+    if is_near:
+        replies = [reply for _, reply in shards._replies(request)]
+    else:
+        asked = [(call.shard, call.asked[place][0]) for call, place in request.pieces]
+        handles = [(shard, shards._call(shard, "draw", [(places, None)])) for shard, places in asked]
+        replies = [reply for shard, handle in handles for reply in shards._result(shard, handle)]
+    return sum(len(pickle.dumps(reply, protocol=5)) for reply in replies)
 
 
 def cpu_seconds(buffer: Any) -> float:
@@ -39,13 +59,32 @@ def cpu_seconds(buffer: Any) -> float:
     return time.process_time() + float(sum(ray.get(asked)))
 
 
+@contextmanager
+def priority(buffer: Any, is_real_time: bool) -> Iterator[None]:
+    """Let the threads of this process and of the shards of a buffer go before all others."""
+    shards = getattr(buffer, "_shards", None)
+    actors = [] if shards is None else shards._transport._actors
+    asked = [actor.__ray_call__.remote(lambda actor: os.getpid()) for actor in actors]
+    processes = [os.getpid(), *ray.get(asked)] if is_real_time else []
+    threads = [int(path.name) for process in processes for path in Path(f"/proc/{process}/task").iterdir()]
+    for thread in threads:
+        os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(1))
+    try:
+        yield
+    finally:
+        for thread in threads:
+            with suppress(ProcessLookupError):
+                os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="mspacman,halfcheetah", help="recordings (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=6_000, help="of each environment (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=30, help="turns (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=20, help="turns (default: %(default)s)")
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--real-time", action="store_true", help="real-time priority for what is measured; needs root")
     given = parser.parse_args()
     for name in given.data.split(","):
         recording = load_recording(name, given.steps, N_ENVS)
@@ -74,20 +113,25 @@ def main() -> None:
         print("| | ms per batch | speed, of one buffer's | CPU ms per batch |\n|---|---|---|---|")
         times: dict[str, list[float]] = {}
         cpu: dict[str, list[float]] = {}
-        buffers: dict[str, Any] = {"one buffer": here} | {f"{ahead} ahead": buffer for ahead, buffer in there.items()}
+        buffers: dict[str, Any] = {"one buffer": here, KEPT: here}
+        buffers |= {f"{ahead} ahead": buffer for ahead, buffer in there.items()}
         for _ in range(given.repeats):
             for label, buffer in buffers.items():
                 buffer.sample(given.batch_size)
-                used, began = cpu_seconds(buffer), time.perf_counter()
-                for _ in range(IN_TURN):
-                    buffer.sample(given.batch_size)
-                times.setdefault(label, []).append((time.perf_counter() - began) / IN_TURN)
-                cpu.setdefault(label, []).append((cpu_seconds(buffer) - used) / IN_TURN)
+                with priority(buffer, given.real_time):
+                    used, began = cpu_seconds(buffer), time.perf_counter()
+                    kept: deque[Any] = deque(maxlen=int(label == KEPT))
+                    for _ in range(IN_TURN):
+                        kept.append(buffer.sample(given.batch_size))
+                    times.setdefault(label, []).append((time.perf_counter() - began) / IN_TURN)
+                    cpu.setdefault(label, []).append((cpu_seconds(buffer) - used) / IN_TURN)
         for label, seconds in times.items():
             ratio = np.median(np.divide(times["one buffer"], seconds))
             print(f"| {label} | {1e3 * np.median(seconds):.2f} | {ratio:.2f} | {1e3 * np.median(cpu[label]):.2f} |")
-        sent = bytes_of_a_batch(there[4], given.batch_size)
-        print(f"\n{sent:,} bytes are sent for a batch, {sent // given.batch_size:,} for a transition")
+        for where, is_near in {"this machine": True, "another machine": False}.items():
+            sent = bytes_of_a_batch(there[4], given.batch_size, is_near)
+            each = sent // given.batch_size
+            print(f"\nShards on {where} send {sent:,} bytes for a batch, {each:,} for a transition")
         for buffer in there.values():
             buffer.close()
 

@@ -14,8 +14,10 @@ source .venv/bin/activate # on a file system that all nodes share
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=${nodes[0]}
 address=$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address | awk '{ print $1 }')
-# Jobs of several users may share a node, so every job has a port of its own.
-port=$((10000 + SLURM_JOB_ID % 20000))
+# Jobs of several users may share a node, so every job has a port and a folder of its own. Ray's workers have ports
+# from 10002 to 19999.
+port=$((20000 + SLURM_JOB_ID % 10000))
+folder=/tmp/ray-$SLURM_JOB_ID
 cpus=$SLURM_CPUS_PER_TASK
 # Only processes of this job know the token. srun passes the environment on.
 export RAY_AUTH_MODE=token
@@ -24,8 +26,12 @@ export RAY_AUTH_TOKEN
 trap 'kill $(jobs -p) 2>/dev/null' EXIT
 
 srun --overlap --nodes=1 --ntasks=1 --nodelist="$head" \
-    ray start --head --node-ip-address="$address" --port="$port" --num-cpus="$cpus" --block &
-until ray status --address "$address:$port" >/dev/null 2>&1; do sleep 2; done
+    ray start --head --node-ip-address="$address" --port="$port" --num-cpus="$cpus" --temp-dir="$folder" \
+    --include-dashboard=false --block &
+until ray status --address "$address:$port" >/dev/null 2>&1; do
+    kill -0 $! # ends the job if Ray could not start
+    sleep 2
+done
 for node in "${nodes[@]:1}"; do
     srun --overlap --nodes=1 --ntasks=1 --nodelist="$node" \
         ray start --address="$address:$port" --num-cpus="$cpus" --block &

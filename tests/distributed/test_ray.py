@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,16 +16,20 @@ import pytest
 from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.callbacks import BaseCallback
 
-from sb3_extra_buffers.distributed import ShardedReplayBuffer, distributed
+from sb3_extra_buffers.distributed import ShardedReplayBuffer, channel, distributed
 from sb3_extra_buffers.errors import WorkerError
+from tests.distributed.test_sharded_buffer import filled
+from tests.transitions import assert_same
 
 ray = pytest.importorskip("ray")
+from sb3_extra_buffers.distributed import ray_transport  # noqa: E402  # which needs Ray
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),
     pytest.mark.filterwarnings("ignore"),  # those of Ray itself, which depend on the load of the machine
 ]
 NETWORK = {"net_arch": [8]}
+SIZES = (40, 60, 30)
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +117,37 @@ def test_shards_on_a_cluster_are_replaced_when_they_die(cluster: Any) -> None:
     model.replay_buffer.close()
 
 
+@pytest.mark.parametrize("is_near", [True, False], ids=["channel", "calls of Ray"])
+def test_the_way_to_a_shard(cluster: Any, is_near: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """A shard that cannot connect, as on another machine, is called by Ray. Batches are the same."""
+    if not is_near:
+        monkeypatch.setattr(ray_transport.Listener, "__init__", make_unreachable)
+    here, there = filled(SIZES), filled(SIZES, placement="shards", shards=2, prefetch=3)
+    transport = there._shards._transport
+    assert all((link._channel is not None) == is_near for link in transport._links)
+    there.save(tmp_path / "saved")
+    for turn in range(8):
+        np.random.seed(turn)
+        expected = tuple(here.sample(32))
+        there._shards._queue.clear()
+        np.random.seed(turn)
+        if turn == 4:  # and is replaced by one that is restored from the save
+            pid = ray.get(transport._actors[0].__ray_call__.remote(lambda actor: os.getpid()))
+            os.kill(pid, signal.SIGKILL)
+            there.sample(32)
+            continue
+        assert_same(expected, tuple(there.sample(32)))
+    assert there._shards._lives == [1, 0]
+    with pytest.raises(WorkerError, match="has no attribute 'dance'"):
+        there._shards.ask_all("dance")
+    there.close()
+    there.close()
+
+
+def make_unreachable(listener: Any) -> None:
+    listener.address, listener.close = channel.Address("/nowhere", b"", b""), lambda: None
+
+
 def test_an_error_of_the_environment_reaches_the_learner(cluster: Any) -> None:
     class Broken(gym.Wrapper[Any, Any, Any, Any]):
         def step(self, action: Any) -> Any:
@@ -123,8 +160,6 @@ def test_an_error_of_the_environment_reaches_the_learner(cluster: Any) -> None:
 def test_a_segment_that_arrived_before_a_death_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray may report the failure of the second call first."""
     from ray.exceptions import RayActorError
-
-    from sb3_extra_buffers.distributed import ray_transport
 
     class Ray:
         @staticmethod

@@ -17,9 +17,10 @@ import os
 import sys
 import tempfile
 import time
+from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -93,6 +94,14 @@ def check_losses(parts: list[Any], folder: Path, running: set[int], ahead: int) 
     return lost
 
 
+def kinds_to_kill(n: int, with_shards: bool, rng: np.random.Generator) -> list[str]:
+    """What is killed, in a random order: every tenth a node, at least three, and as many shards as collectors."""
+    n_nodes = max(n // 10, 3)
+    others = ["collector", "shard"] if with_shards else ["collector"]
+    kinds = ["node"] * n_nodes + [others[number % len(others)] for number in range(n - n_nodes)]
+    return [kinds[number] for number in rng.permutation(n)]
+
+
 def check_batch(batch: Any) -> None:
     """Every transition of a batch is a step of one environment."""
     now, later = batch.observations.numpy(), batch.next_observations.numpy()
@@ -120,33 +129,35 @@ def main() -> int:
     nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
     ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
     rng = np.random.default_rng(given.seed)
+    kinds = kinds_to_kill(given.kills, given.shards > 0, rng)
 
     class Kill(BaseCallback):
-        """Kills a collector, a shard or, less often, a node with whatever runs there."""
+        """Kills a collector, a shard, or a node with whatever runs there."""
 
-        kills = nodes_killed = shards_killed = 0
-        next_at = 60
+        killed: ClassVar[list[str]] = []
+        # Shards write to their files after 64 segments. Before that, two deaths could lose everything.
+        next_at = 80 * SEGMENT_STEPS if given.shards else 60
 
         def _on_step(self) -> bool:
             intake: Any = self.model._intake  # type: ignore[attr-defined]
             # A collector that has not come back yet is left alone: it would be given up.
             alive = [number for number, failures in enumerate(intake._failures) if failures < 2]
-            if self.n_calls >= self.next_at and alive:
-                self.kills += 1
+            if self.n_calls >= self.next_at and len(self.killed) < given.kills and alive:
+                kind = kinds[len(self.killed)]
+                self.killed.append(kind)
                 self.next_at = self.n_calls + int(rng.integers(20, 120))
-                if rng.random() < 0.1:
-                    self.nodes_killed += 1
+                if kind == "node":
                     cluster.remove_node(nodes.pop(0), allow_graceful=False)
                     nodes.append(cluster.add_node(num_cpus=1))
-                elif given.shards and rng.random() < 0.5:
-                    self.shards_killed += 1
+                elif kind == "shard":
                     buffer: Any = self.model.replay_buffer  # type: ignore[attr-defined]
                     ray.kill(buffer._shards._transport._actors[int(rng.integers(given.shards))])
                 else:
                     ray.kill(intake.transport._actors[int(rng.choice(alive))])
             if self.n_calls > 200 and self.n_calls % 10 == 0:
                 check_batch(self.model.replay_buffer.sample(64))  # type: ignore[attr-defined]
-            return self.kills < given.kills
+            # Go on for a while after the last kill, so that the learner has seen it.
+            return len(self.killed) < given.kills or self.n_calls < self.next_at
 
     folder = Path(tempfile.mkdtemp())
     make_env = partial(CountingEnv, folder)
@@ -166,7 +177,7 @@ def main() -> int:
     model.learn(10_000_000, callback=kill)
     statistics = model.collector_statistics
     print(
-        f"{kill.kills} kills ({kill.nodes_killed} of nodes, {kill.shards_killed} of shards) in "
+        f"killed: {', '.join(f'{n} {kind}s' for kind, n in sorted(Counter(kill.killed).items()))}, in "
         f"{time.monotonic() - began:.0f} s, {statistics.n_deaths} restarts, {statistics.n_lost} segments lost, "
         f"{statistics.n_segments} arrived"
     )

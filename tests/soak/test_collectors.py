@@ -11,7 +11,7 @@ from stable_baselines3 import DQN
 
 from sb3_extra_buffers.distributed import distributed, learner
 from sb3_extra_buffers.distributed.transport import LocalTransport, Reply
-from tests.soak.collectors import N_ENVS, SEGMENT_STEPS, CountingEnv, check_losses
+from tests.soak.collectors import N_ENVS, SEGMENT_STEPS, CountingEnv, check_losses, kinds_to_kill
 
 AHEAD = 2
 
@@ -71,3 +71,10 @@ def test_a_gap_without_a_boundary_is_found(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(CompressedReplayBuffer, "_end_episodes", lambda self: None)
     with pytest.raises(AssertionError, match="without a boundary"):
         losses_of("killed", tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_kind_is_killed_several_times(seed: int) -> None:
+    kinds = kinds_to_kill(50, True, np.random.default_rng(seed))
+    assert [kinds.count(kind) for kind in ("node", "shard", "collector")] == [5, 22, 23]
+    assert set(kinds_to_kill(20, False, np.random.default_rng(seed))) == {"node", "collector"}

@@ -8,11 +8,17 @@ from sb3_extra_buffers.cli.common import table
 
 
 @click.command("cluster-demo")
-@click.option("--env", "env_id", default="MsPacmanNoFrameskip-v4", show_default=True, help="Any environment.")
+@click.option(
+    "--env",
+    "env_id",
+    default="MsPacmanNoFrameskip-v4",
+    show_default=True,
+    help="Any environment with discrete actions.",
+)
 @click.option("--collectors", type=click.IntRange(1), default=2, show_default=True, help="Processes with environments.")
 @click.option("--envs", type=click.IntRange(1), default=4, show_default=True, help="Environments of each collector.")
 @click.option("--steps", type=click.IntRange(1), default=10_000, show_default=True, help="Transitions to train on.")
-@click.option("--address", help="Of a cluster of Ray. By default, Ray is started on this machine.")
+@click.option("--address", help="Address of a Ray cluster. By default, Ray is started on this machine.")
 @click.option("--seed", type=int, default=0, show_default=True)
 def cluster_demo(env_id: str, collectors: int, envs: int, steps: int, address: str | None, seed: int) -> None:
     """Train DQN with experience from several processes, and show what moves between them."""
@@ -22,11 +28,13 @@ def cluster_demo(env_id: str, collectors: int, envs: int, steps: int, address: s
     from stable_baselines3 import DQN
     from stable_baselines3.common.preprocessing import is_image_space
 
+    from sb3_extra_buffers.codecs.availability import require
     from sb3_extra_buffers.distributed import ShardedReplayBuffer, distributed
     from sb3_extra_buffers.distributed.status import StatusLine
     from sb3_extra_buffers.errors import ConfigurationError
     from sb3_extra_buffers.measure.environments import make_env
 
+    require("ray", "This demo", "ray")
     env = make_env(env_id, 1, seed)
     if not isinstance(env.action_space, spaces.Discrete):
         raise ConfigurationError(f"The demo trains DQN, which needs discrete actions, but {env_id} has others.")

@@ -263,10 +263,9 @@ class ShardedReplayBuffer(ReplayBuffer):
 
     def close(self) -> None:
         """End the shards. Those on disk write what they hold to their files first."""
-        if self._shards is not None:
+        if self._shards is not None and not self._shards.is_closed:
             self._send_added()
-            self._shards.ask_all("close")
-            self._shards.stop()
+            self._shards.close()
 
     @property
     def shard_statistics(self) -> dict[str, float]:

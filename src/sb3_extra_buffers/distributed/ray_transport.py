@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-import pickle
+import os
 import socket
+import threading
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch as th
 
+from sb3_extra_buffers.distributed.channel import IS_AVAILABLE, Address, Channel, Listener, connect, serve
 from sb3_extra_buffers.distributed.collector import Collector, CollectorPlan, Request, Weights
 from sb3_extra_buffers.distributed.shard import Shard, ShardPlan
-from sb3_extra_buffers.distributed.shard_transport import ShardDied, ShardTransport
+from sb3_extra_buffers.distributed.shard_transport import ShardDied, ShardTransport, answer_call, pack_call, result_of
 from sb3_extra_buffers.distributed.transport import Reply, Transport
-from sb3_extra_buffers.errors import ConfigurationError, ExtraBuffersError, MissingPackageError, WorkerError
+from sb3_extra_buffers.errors import ConfigurationError, MissingPackageError, WorkerError
+from sb3_extra_buffers.interruption import uninterrupted
 
 try:
     import ray
@@ -121,43 +125,104 @@ class RayShards(ShardTransport):
         self._actor_options = {"num_cpus": 0, "scheduling_strategy": "SPREAD", **(actor_options or {})}
         self._plans: list[ShardPlan] = []
         self._actors: list[Any] = []
+        self._links: list[_Link] = []
 
     def start(self, plans: list[ShardPlan]) -> None:
         if not ray.is_initialized():
             # By default, Ray's processes have a very low priority (niceness 15). torch's threads, which wait without
             # sleeping, would leave shards little time.
             _connect(self._options, niceness=0)
-        self._plans = plans
+        self._plans, self._process = plans, os.getpid()
         self._actors = [self._make(plan) for plan in plans]
+        self._links = [_Link(actor) for actor in self._actors]
 
     def _make(self, plan: ShardPlan) -> Any:
         return ray.remote(**self._actor_options)(_ShardActor).remote(plan)
 
-    def call(self, shard: int, method: str, *arguments: Any) -> Any:
-        # Ray takes several times as long for arrays as for bytes.
-        return self._actors[shard].call.remote(pickle.dumps((method, arguments), protocol=5))
+    def call(self, shard: int, method: str, *arguments: Any) -> _Sent:
+        return self._links[shard].send(pack_call(method, arguments))
 
-    def result(self, handle: Any, timeout: float) -> Any:
+    def result(self, handle: _Sent, timeout: float) -> Any:
         try:
-            return pickle.loads(ray.get(handle, timeout=timeout))  # of the shard that this learner has started
+            return result_of(handle.link.reply(handle, timeout))
         except GetTimeoutError as error:
             raise TimeoutError(str(error)) from error
-        except RayTaskError as error:
-            if isinstance(error.cause, ExtraBuffersError):
-                raise error.cause from error
-            raise WorkerError(f"A shard raised an error: {error}") from error
         except RayError as error:  # the process, its node, or what it has sent is gone
             raise ShardDied(str(error).partition("\n")[0]) from error
 
     def restart(self, shard: int) -> None:
+        self._links[shard].close()
         ray.kill(self._actors[shard])
         self._actors[shard] = self._make(self._plans[shard])
+        self._links[shard] = _Link(self._actors[shard])
 
     def stop(self) -> None:
+        if self._actors and os.getpid() != self._process:
+            return  # a fork: the shards are those of the parent
+        for link in self._links:
+            link.close()
         if ray.is_initialized():
             for actor in self._actors:
                 ray.kill(actor)
-        self._actors = []
+        self._actors, self._links = [], []
+
+
+class _Sent:
+    """A call, and what its reply will be found by, once it is sent."""
+
+    def __init__(self, link: _Link, message: bytes) -> None:
+        self.link, self.message = link, message
+        self.handle: Any = None
+
+
+class _Link:
+    """The way to a shard: a channel if it is on this machine, else calls of Ray.
+
+    All calls take the same way, so that the shard gets them in order. They wait here until the shard has connected, or
+    has said that it cannot.
+    """
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+        self._listener = Listener() if IS_AVAILABLE else None
+        self._has_connected = actor.connect.remote(None if self._listener is None else self._listener.address)
+        self._is_known = False
+        self._channel: Channel | None = None
+        self._waiting: list[_Sent] = []
+
+    def send(self, message: bytes) -> _Sent:
+        sent = _Sent(self, message)
+        with uninterrupted():
+            self._waiting.append(sent)
+            if self._is_known:
+                self._send_waiting()
+        return sent
+
+    def reply(self, sent: _Sent, timeout: float) -> bytes:
+        if not self._is_known:
+            has_connected = ray.get(self._has_connected, timeout=timeout)
+            with uninterrupted():
+                if has_connected and self._listener is not None:
+                    self._channel = self._listener.accept()
+                self._is_known = True
+                self._send_waiting()
+        if self._channel is not None:
+            return self._channel.wait(sent.handle, timeout)
+        reply: bytes = ray.get(sent.handle, timeout=timeout)
+        return reply
+
+    def _send_waiting(self) -> None:
+        # Ray takes several times as long for arrays as for bytes.
+        send = self._actor.call.remote if self._channel is None else self._channel.send
+        for sent in self._waiting:
+            sent.handle = send(sent.message)
+        self._waiting.clear()
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+        if self._listener is not None:
+            self._listener.close()
 
 
 class _ShardActor:
@@ -167,9 +232,17 @@ class _ShardActor:
         th.set_num_threads(1)  # a machine may have many shards, and each takes part in every batch
         self._shard = Shard(plan)
 
-    def call(self, pickled: bytes) -> bytes:
-        method, arguments = pickle.loads(pickled)  # of the learner that has made this actor
-        return pickle.dumps(getattr(self._shard, method)(*arguments), protocol=5)
+    def connect(self, address: Address | None) -> bool:
+        """Answer the learner through a channel from now on, if it is on this machine."""
+        connected = None if address is None else connect(address)
+        if connected is None:
+            return False
+        arguments = connected, address, partial(answer_call, self._shard)
+        threading.Thread(target=serve, args=arguments, daemon=True).start()
+        return True
+
+    def call(self, message: bytes) -> bytes:
+        return answer_call(self._shard, message)
 
 
 def _connect(options: Mapping[str, Any], niceness: int | None = None) -> None:

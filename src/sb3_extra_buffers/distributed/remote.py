@@ -84,6 +84,7 @@ class Shards:
         """Which fraction of all transitions was lost when a shard died the last time."""
         self.n_late = 0
         """Priorities that came too late, because their shard was started again. Shards drop others themselves."""
+        self.is_closed = False
         transport.start(plans)
         for shard in range(n):
             self._take_states(shard, self._result(shard, self._call(shard, "states")))
@@ -95,6 +96,8 @@ class Shards:
     # Messages
 
     def _call(self, shard: int, method: str, *arguments: Any) -> Any:
+        if self.is_closed:
+            raise WorkerError("The buffer was closed, and its shards have ended.")
         self._n_messages[shard] += 1
         return self._transport.call(shard, method, *arguments)
 
@@ -223,9 +226,9 @@ class Shards:
 
     def _ask_ahead(self, batch_size: int) -> None:
         """Request batches until enough of them are on their way."""
-        # A call takes longer than most of what it asks for, so there are few. Two, if the learner has to decode what it
-        # gets, so that shards prepare half of the batches meanwhile.
-        at_once = self._prefetch if self._are_near else max(self._prefetch // 2, 1)
+        # Fewer messages take less time. But some batches must be left to use until others are ready: half of them if
+        # that takes a call of Ray and decoding, which is longer than most of what a call asks for.
+        at_once = max(self._prefetch // (4 if self._are_near else 2), 1)
         while len(self._queue) + at_once <= self._prefetch:
             self._queue += self._request(batch_size, at_once)
 
@@ -384,6 +387,14 @@ class Shards:
         self.ask_all("reset")
         self.refresh()
 
+    def close(self) -> None:
+        """Let shards on disk write what they hold, and end all."""
+        try:
+            self.ask_all("close")
+        finally:
+            self.stop()
+
     def stop(self) -> None:
+        self.is_closed = True
         self._queue.clear()
         self._transport.stop()

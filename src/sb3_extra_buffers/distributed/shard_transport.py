@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+import traceback
 from abc import ABC, abstractmethod
 from collections import deque
 from typing import Any, NamedTuple
 
 from sb3_extra_buffers.distributed.shard import Drawn, Shard, ShardPlan
+from sb3_extra_buffers.errors import ExtraBuffersError, WorkerError
 from sb3_extra_buffers.storage.outputs import Lease
 
 
@@ -64,6 +67,33 @@ class ShardTransport(ABC):
     @abstractmethod
     def stop(self) -> None:
         """End all shards."""
+
+
+def pack_call(method: str, arguments: tuple[Any, ...]) -> bytes:
+    """A call as a message."""
+    return pickle.dumps((method, arguments), protocol=5)
+
+
+def answer_call(shard: Shard, message: bytes) -> bytes:
+    """Do what a message asks for. The reply has the result or the error."""
+    method, arguments = pickle.loads(message)  # of the learner that has made this shard
+    error: ExtraBuffersError | None = None
+    result: Any = None
+    try:
+        result = getattr(shard, method)(*arguments)
+    except ExtraBuffersError as raised:
+        error = raised
+    except Exception:
+        error = WorkerError(f"A shard raised an error: {traceback.format_exc()}")
+    return pickle.dumps((result, error), protocol=5)
+
+
+def result_of(reply: bytes) -> Any:
+    """What a call has returned. Its errors are raised."""
+    result, error = pickle.loads(reply)  # of the shard that this learner has started
+    if error is not None:
+        raise error
+    return result
 
 
 class _LocalCall:

@@ -1,0 +1,140 @@
+"""Shards that die. They are in this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sb3_extra_buffers.compressed import CompressedPrioritizedReplayBuffer, CompressedReplayBuffer
+from sb3_extra_buffers.errors import EmptyBufferError, WorkerError
+from tests.distributed.test_sharded_buffer import N_ENVS, filled, make, steps
+from tests.distributed.test_shards import REMOTE, transport_of
+
+
+def collector(seed: int) -> Any:
+    """A source of segments whose rewards are not those of other seeds."""
+    small, history = make(CompressedReplayBuffer, size=80), steps(10_000, seed)
+
+    def segment(n: int = 20) -> bytes:
+        for _ in range(n):
+            step = next(history)
+            small.add(*step._replace(reward=np.full(N_ENVS, seed, np.float32)))
+        return small.export_segment()  # type: ignore[no-any-return]
+
+    return segment
+
+
+def test_sampling_goes_on_when_a_shard_dies(caplog: pytest.LogCaptureFixture) -> None:
+    buffer = make(size=2000, parts=4, **REMOTE, shards=2)
+    segments = [collector(number) for number in range(4)]
+    for _ in range(3):
+        for number, segment in enumerate(segments):
+            buffer.ingest_segment(segment(), part=number)
+    assert set(np.unique(buffer.sample(256).rewards)) == {0, 1, 2, 3}
+    transport_of(buffer).kill(1)  # with parts 2 and 3
+    for _ in range(8):
+        assert set(np.unique(buffer.sample(256).rewards)) <= {0, 1, 2, 3}
+    assert set(np.unique(buffer.sample(256).rewards)) == {0, 1}
+    assert "Shard 1 died, and 50.0% of all transitions are lost" in caplog.text
+    assert buffer.shard_statistics == {"transitions_lost": 2 * 60 * N_ENVS, "fraction_lost": 0.5}
+    # The collector goes on: what it leaves out of its segments is known.
+    for number, segment in enumerate(segments):
+        info = buffer.ingest_segment(segment(), part=number)
+        assert info.continues == (number in (0, 1))
+        buffer.ingest_segment(segment(), part=number)
+    for _ in range(5):
+        rewards = np.unique(buffer.sample(256).rewards)
+    assert set(rewards) == {0, 1, 2, 3}
+    assert [part.size() for part in buffer.parts] == [100, 100, 40, 40]
+    buffer.check()
+
+
+def sample_often(buffer: Any) -> None:
+    for _ in range(10):
+        buffer.sample(8)
+
+
+def test_a_death_can_be_an_error() -> None:
+    buffer = filled(**REMOTE, shards=2, on_loss="raise")
+    buffer.sample(8)
+    transport_of(buffer).kill(0)
+    with pytest.raises(WorkerError, match=r"Shard 0 died, and .*% of all transitions are lost"):
+        sample_often(buffer)
+    assert buffer.sample(8).rewards.shape == (8, 1)
+
+
+def test_a_shard_on_disk_is_restored(tmp_path: Any) -> None:
+    np.random.seed(0)  # with 2,000 of 200 transitions, one in a hundred batches does not have them all
+    buffer = filled((40, 60), **REMOTE, shards=2, path=tmp_path, prefetch=1)
+    buffer._shards.ask_all("states")  # so that all has arrived
+    for shard in transport_of(buffer).shards:
+        for part in shard._buffers:
+            part.flush()
+    expected = {float(reward) for reward in buffer.sample(2000).rewards}
+    transport_of(buffer).kill(0)
+    assert {float(reward) for reward in buffer.sample(2000).rewards} <= expected
+    assert buffer.shard_statistics["transitions_lost"] == 0
+    assert {float(reward) for reward in buffer.sample(2000).rewards} == expected
+    buffer.close()
+    # And so is the whole buffer, when the learner has died.
+    again = make(parts=2, **REMOTE, shards=2, path=tmp_path)
+    assert {float(reward) for reward in again.sample(2000).rewards} == expected
+    again.close()
+
+
+def test_a_shard_that_always_dies_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = filled(**REMOTE, shards=2)
+    transport = transport_of(buffer)
+    monkeypatch.setattr(transport, "restart", lambda shard: transport._waiting[shard].clear())
+    transport.kill(1)
+    with pytest.raises(WorkerError, match="died 5 times"):
+        sample_often(buffer)
+
+
+def test_nothing_is_sampled_from_a_shard_that_refuses_a_segment(caplog: pytest.LogCaptureFixture) -> None:
+    buffer = make(size=2000, parts=2, **REMOTE, shards=2)
+    segment = collector(1)
+    segment()  # which has the references
+    later = segment()
+    buffer.ingest_segment(collector(0)(), part=0)
+    buffer.ingest_segment(later, part=1)
+    for _ in range(6):
+        assert set(np.unique(buffer.sample(64).rewards)) <= {0, 1}
+    sizes = [part.size() for part in buffer.parts]
+    if sizes[1] == 0:
+        assert "could not ingest a segment" in caplog.text
+    buffer.check()
+
+
+def test_random_deaths(tmp_path: Any) -> None:
+    """Whatever dies, batches hold transitions that exist, and buffers stay consistent."""
+    rng = np.random.default_rng(0)
+    buffer = make(size=400, parts=3, **REMOTE, shards=3, buffer_class=CompressedPrioritizedReplayBuffer, path=tmp_path)
+    segments = [collector(number) for number in range(3)]
+    batches: list[Any] = []
+    for _ in range(150):
+        action = rng.integers(8)
+        number = int(rng.integers(3))
+        if action < 3:
+            buffer.ingest_segment(segments[number](int(rng.integers(1, 30))), part=number)
+        elif action < 6 and buffer.size():
+            try:
+                batch = buffer.sample(32)
+            except EmptyBufferError:
+                continue
+            assert set(np.unique(batch.rewards)) <= {0, 1, 2}
+            batches.append(batch.indices)
+        elif action == 6 and batches:
+            buffer.update_priorities(batches[int(rng.integers(len(batches)))], rng.uniform(0, 5, 32))
+        else:
+            transport_of(buffer).kill(number)
+            for segment in range(3):
+                buffer.ingest_segment(segments[segment](), part=segment)
+    for segment in range(3):
+        buffer.ingest_segment(segments[segment](), part=segment)
+    for _ in range(5):
+        buffer.sample(32)
+    buffer.check()
+    buffer.close()
