@@ -31,7 +31,8 @@ test-more: $(VENV)/.ready test-neighbours ## What takes longer: killed processes
 	$(RUN)/pytest -n auto -m slow tests/gpu
 	$(RUN)/pytest $(CLUSTER_TESTS)
 	$(RUN)/python -m tests.soak.kill --kills 200
-	$(RUN)/python -m tests.soak.collectors --kills 50
+	$(RUN)/python -m tests.soak.collectors --kills 15
+	$(RUN)/python -m tests.soak.collectors --kills 50 --shards 2
 	$(RUN)/python -m tests.soak.namespaces
 	$(RUN)/python -m tests.histories.soak --minutes 5 --seed $(or $(SEED),$(shell date +%Y%m%d))
 	$(RUN)/python -m benchmarks.studies.training_exactness
@@ -40,7 +41,7 @@ test-neighbours: $(NEIGHBOURS:%=test-%) ## Train with the RL Zoo and others, eac
 
 test-%: export OMP_WAIT_POLICY := passive
 test-%: .venv-%/.ready
-	.venv-$*/bin/python -m pytest tests/neighbours/test_$*.py
+	.venv-$*/bin/python -m pytest tests/neighbours/test_$**.py
 
 # ARGS: see scripts/sb3_suites.py; -n 2 uses two cores.
 sb3-suites: .venv-suites/.ready ## Run SB3's and sb3-contrib's own tests with our buffers

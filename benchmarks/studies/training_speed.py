@@ -6,8 +6,8 @@
 Two processes train the same model with the same seed, and take turns of some seconds. So a turn of one has exactly the
 work of the same turn of the other, and what else the machine does hits both. The ratio of each pair of turns counts.
 
-The allocator keeps the memory of torch's intermediate results (``KEEP_MEMORY``). Without that, a fifth of the time is
-page faults, a number that differs from process to process by more than a buffer takes.
+The allocator keeps the memory of torch's intermediate results (``KEEP_MEMORY``). Without that, page faults take part of
+the time, and how much differs from process to process by more than a buffer takes.
 """
 
 from __future__ import annotations

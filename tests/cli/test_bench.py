@@ -56,7 +56,10 @@ def test_a_dict_environment_gets_the_class_for_dicts(tmp_path: Path) -> None:
     ("arguments", "part"),
     [
         (["--env", "CartPol-v1"], "There is no environment 'CartPol-v1': Environment `CartPol` doesn't exist. Did you"),
-        (["--env", "CartPole-v1", "--algo", "sac"], "SAC does not know actions of type Discrete. Use --algo dqn or"),
+        (
+            ["--env", "CartPole-v1", "--algo", "sac"],
+            "SAC does not support actions of type Discrete. Use --algo dqn, ppo or a2c.",
+        ),
         (["--env", "Mygame-v0"], "name its module, too: --env mygame:Mygame-v0"),
     ],
     ids=["unknown environment", "another algorithm", "a module of the user"],

@@ -43,7 +43,7 @@ def test_damage_is_named_and_is_an_error(saved: Path, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_buffer_is_refused_in_one_line(tmp_path: Path) -> None:
-    assert "No such file" in error_of(run("inspect", tmp_path))
+    assert "is not the folder of a buffer on disk" in error_of(run("inspect", tmp_path))
 
 
 def test_another_file_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -55,6 +55,14 @@ class TestCommand:
         assert "filled 4 times" in finished.stdout
         assert finished.stdout.endswith("observations compared, all identical.\n")
 
+    def test_an_environment_that_fails(self) -> None:
+        finished = run("verify", "--env", "tests.measure.test_environments:Failing-v0", "--steps", 10)
+        assert finished.returncode == 1
+        assert "Traceback" not in finished.stderr
+        said = finished.stderr.splitlines()[-1]
+        assert "Failing-v0' failed while it was played: RuntimeError: the simulator has gone (in " in said
+        assert "test_environments.py, line" in said
+
     @pytest.mark.parametrize("algo", ["dqn", "ppo"])
     def test_one_of_the_two_buffers(self, algo: str) -> None:
         printed = run("verify", "--env", "CartPole-v1", "--steps", 20, "--algo", algo, "--buffer-size", 400).stdout

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 for package in ("ale_py", "cv2", "imageio_ffmpeg", "vizdoom", "psutil"):
     pytest.importorskip(package)
@@ -126,6 +125,7 @@ def test_recipes_for_clusters() -> None:
     script = EXAMPLES / "cluster" / "slurm.sh"
     subprocess.run(["bash", "-n", str(script)], check=True)
     assert "#SBATCH --nodes=" in script.read_text()
+    yaml = pytest.importorskip("yaml")
     job = yaml.safe_load((EXAMPLES / "cluster" / "kuberay.yaml").read_text())
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     known = {"entrypoint", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "runtimeEnvYAML", "rayClusterSpec"}

@@ -32,7 +32,28 @@ class WithoutMission(gym.ObservationWrapper[Any, Any, Any]):
         return observation["place"]
 
 
+class Failing(gym.Env[Any, Any]):
+    """Raises an error in its third step, or has actions that SB3 does not support."""
+
+    observation_space = spaces.Box(0, 1, (2,))
+
+    def __init__(self, action_space: spaces.Space[Any]) -> None:
+        self.action_space = action_space
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        if self.steps == 3:
+            raise RuntimeError("the simulator has gone")
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
 gym.register("Talking-v0", Talking)
+gym.register("Failing-v0", Failing, kwargs={"action_space": spaces.Discrete(2)})
+gym.register("DictActions-v0", Failing, kwargs={"action_space": spaces.Dict({"jump": spaces.Discrete(2)})})
 
 
 @pytest.mark.parametrize(
@@ -42,6 +63,7 @@ gym.register("Talking-v0", Talking)
         ("CartPole-v77", "There is no environment 'CartPole-v77'.*name its module, too: --env module:CartPole-v77"),
         ("tests-Nothing-v0", "There is no environment .*: --env tests:tests-Nothing-v0$"),
         ("nowhere:Env-v0", "needs a package that is not installed: .*nowhere.* Install it with pip."),
+        ("tests.measure.test_environments:DictActions-v0", r"The actions of .* \(Dict\)\. Pass a wrapper"),
         ("Blackjack-v1", r"a type that SB3 does not support: \(Tuple\)\. Pass a wrapper"),
         ("tests.measure.test_environments:Talking-v0", r"keys that are not numbers: mission \(Text\)\. Pass a wrapper"),
     ],

@@ -63,8 +63,9 @@ def comparison(task: Task = TASK, **figures: tuple[float, float]) -> Comparison:
         (
             {"none": (900, 90)},
             SB3,
-            "Compression does not pay off here: the smallest method still needs 0.90x SB3's memory, at 1.11x its speed",
+            "Compression does not pay off here: the smallest method, none, needs 0.90x SB3's memory at 1.11x its speed",
         ),
+        ({"none": (1200, 125)}, SB3, "the smallest method, none, needs 1.20x SB3's memory at 0.80x its speed."),
         ({"gzip1": (600, 2000)}, SB3, "keep SB3's ReplayBuffer. Compression does not pay off"),
         (
             {"none": (250, 109)},
@@ -82,6 +83,7 @@ def comparison(task: Task = TASK, **figures: tuple[float, float]) -> Comparison:
         "all are slow",
         "no compression",
         "not small enough",
+        "larger",
         "too slow for what it saves",
         "0.92x is not as fast",
         "equal within noise, so the first",
@@ -131,7 +133,9 @@ def test_the_lines_to_paste_run(task: Task, method: str, line: str) -> None:
 
 
 def test_an_algorithm_that_does_not_fit_the_actions() -> None:
-    with pytest.raises(ConfigurationError, match=r"DQN does not know actions of type Box\. Use --algo sac or td3"):
+    with pytest.raises(
+        ConfigurationError, match=r"DQN does not support actions of type Box\. Use --algo sac, td3, ppo or a2c\."
+    ):
         choose_algorithm(FORCES, "dqn")
     assert choose_algorithm(FORCES, "a2c") == "a2c"
 

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import copy
-import functools
-import pickle
 import re
 import subprocess
 import sys
-import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch as th
 
-from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError, MissingPackageError
+from sb3_extra_buffers.errors import ConfigurationError, MissingPackageError
+from sb3_extra_buffers.storage.observation_tensor import ObservationTensor
+from tests.neighbours.torchrl_buffers import SIZE, STACK, Game, assert_equal, both, filled, new_buffer, sampled
 
-try:
-    import torchrl.data as rl
-except ModuleNotFoundError:
-    pytest.skip("TorchRL is not installed; `make test-more` installs it", allow_module_level=True)
-
-from tensordict import TensorDict, assert_allclose_td, tensorclass
+# Where TorchRL is missing, the import above skips these tests.
+# isort: split
+import torchrl.data as rl
+from tensordict import TensorDict, tensorclass
 from torchrl.data.replay_buffers.samplers import (
     PrioritizedSampler,
     SamplerWithoutReplacement,
@@ -32,87 +27,10 @@ from torchrl.data.replay_buffers.samplers import (
 )
 from torchrl.data.replay_buffers.writers import TensorDictMaxValueWriter
 
-from sb3_extra_buffers.storage.observation_tensor import ObservationTensor
 from sb3_extra_buffers.torchrl import CompressedStorage
 
 pytestmark = pytest.mark.filterwarnings("default")  # TorchRL has warnings of its own
-STACK, SIZE = 4, 24
 PAGE = Path(__file__).parents[2] / "docs/torchrl.md"
-
-
-class Game:
-    """Episodes of a few changing pixels, as a collector of TorchRL returns them."""
-
-    def __init__(self, seed: int = 0, dtype: th.dtype = th.uint8) -> None:
-        self.rng = np.random.default_rng(seed)
-        self.dtype = dtype
-        self.episode = 0
-        self.reset()
-
-    def reset(self) -> None:
-        frame = self.rng.integers(0, 256, (SIZE, SIZE))
-        self.stack = [frame] * STACK
-
-    def step(self) -> dict[str, Any]:
-        before = np.stack(self.stack)
-        frame = self.stack[-1].copy()
-        y, x = self.rng.integers(0, SIZE - 3, 2)
-        frame[y : y + 3, x : x + 3] = self.rng.integers(0, 256)
-        self.stack = [*self.stack[1:], frame]
-        done = self.rng.random() < 0.1
-        found = {
-            "pixels": th.from_numpy(before).to(self.dtype),
-            "camera": {"depth": th.from_numpy(before[:1]).float() / 7, "position": th.randn(3)},
-            "action": th.tensor(int(self.rng.integers(4))),
-            "episode": th.tensor(self.episode),
-            "next": {
-                "pixels": th.from_numpy(np.stack(self.stack)).to(self.dtype),
-                "camera": {"depth": th.from_numpy(np.stack(self.stack)[:1]).float() / 7, "position": th.randn(3)},
-                "reward": th.from_numpy(self.rng.normal(size=1)).float(),
-                "done": th.tensor([bool(done)]),
-            },
-        }
-        if done:
-            self.episode += 1
-            self.reset()
-        return found
-
-    def steps(self, n: int) -> TensorDict:
-        return th.stack([TensorDict(self.step(), []) for _ in range(n)])
-
-
-def assert_equal(found: Any, expected: Any) -> None:
-    if isinstance(expected, th.Tensor):
-        assert th.equal(found.clone(), expected)
-        return
-    assert found.shape == expected.shape
-    keys = set(expected.keys(include_nested=True, leaves_only=True))
-    assert set(found.keys(include_nested=True, leaves_only=True)) == keys
-    for key in keys:
-        assert found[key].dtype == expected[key].dtype, key
-        assert th.equal(found[key].clone(), expected[key]), key
-
-
-def both(size: int = 100, batch_size: int = 16, ours: dict[str, Any] | None = None, **arguments: Any) -> tuple:
-    """A buffer of each storage; arguments that are callable are called for each."""
-    buffers = []
-    for make in (functools.partial(CompressedStorage, **(ours or {})), rl.LazyTensorStorage):
-        given = {name: value() if callable(value) else value for name, value in arguments.items()}
-        ndim = given.pop("ndim", 1)
-        buffers.append(rl.TensorDictReplayBuffer(storage=make(size, ndim=ndim), batch_size=batch_size, **given))
-    return tuple(buffers)
-
-
-def sampled(buffers: tuple, seed: int) -> None:
-    batches = []
-    for buffer in buffers:
-        th.manual_seed(seed)
-        np.random.seed(seed)  # TorchRL draws by priority with it
-        batches.append(buffer.sample())
-    assert_equal(*batches)
-    tensors = [value for value in batches[0].values(True, True) if isinstance(value, th.Tensor)]
-    assert not any(isinstance(value, ObservationTensor) for value in tensors)
-
 
 SAMPLERS = {
     "random": lambda: None,
@@ -268,91 +186,6 @@ def test_other_kinds_of_data() -> None:
         assert buffers[0].storage._compressed
 
 
-def filled(**arguments: Any) -> tuple:
-    buffers = both(**arguments)
-    game = Game(5)
-    for n in (70, 50, 9):
-        batch = game.steps(n)
-        for buffer in buffers:
-            buffer.extend(batch.clone())
-    return (*buffers, game)
-
-
-def new_buffer(size: int = 100) -> rl.TensorDictReplayBuffer:
-    return rl.TensorDictReplayBuffer(storage=CompressedStorage(size), batch_size=16)
-
-
-@pytest.mark.parametrize("way", ["dumps", "state_dict", "torch.save", "pickle", "deepcopy"])
-def test_saving(way: str, tmp_path: Path) -> None:
-    ours, theirs, game = filled()
-    copied = new_buffer()
-    if way == "dumps":
-        ours.dumps(tmp_path / "buffer")
-        copied.loads(tmp_path / "buffer")
-    elif way == "state_dict":
-        copied.load_state_dict(ours.state_dict())
-    elif way == "torch.save":
-        th.save(ours.state_dict(), tmp_path / "buffer.pt")
-        copied.load_state_dict(th.load(tmp_path / "buffer.pt", weights_only=True))
-    elif way == "pickle":
-        copied._storage = pickle.loads(pickle.dumps(ours.storage))
-    else:
-        copied._storage = copy.deepcopy(ours.storage)
-    copied._writer.register_storage(copied._storage)
-    copied._writer._cursor = ours._writer._cursor
-    assert len(copied) == 100
-    assert_equal(copied[:], theirs[:])
-    batch = game.steps(30)
-    for buffer in (copied, theirs):
-        buffer.extend(batch.clone())
-    assert_equal(copied[:], theirs[:])
-    copied.storage.check()
-    ours.storage.check()
-
-
-def test_saving_again_replaces_what_was_saved(tmp_path: Path) -> None:
-    ours, theirs, game = filled()
-    ours.dumps(tmp_path / "buffer")
-    batch = game.steps(30)
-    for buffer in (ours, theirs):
-        buffer.extend(batch.clone())
-    ours.dumps(tmp_path / "buffer")
-    loaded = new_buffer()
-    loaded.extend(game.steps(3))  # loading replaces it
-    loaded.loads(tmp_path / "buffer")
-    assert_equal(loaded[:], theirs[:])
-
-
-@pytest.mark.parametrize("way", ["dumps", "state_dict"])
-def test_loading_what_a_lazy_tensor_storage_has_saved(way: str, tmp_path: Path) -> None:
-    _, theirs, _ = filled()
-    loaded = new_buffer()
-    if way == "dumps":
-        theirs.dumps(tmp_path / "buffer")
-        loaded.loads(tmp_path / "buffer")
-    else:
-        loaded.load_state_dict(theirs.state_dict())
-    assert_equal(loaded[:], theirs[:])
-    assert len(loaded.storage._compressed) == 2
-
-
-def test_another_storage_refuses_our_state_dict() -> None:
-    ours, theirs, _ = filled()
-    with pytest.raises(TypeError):
-        theirs.load_state_dict(ours.state_dict())
-
-
-def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
-    ours, _, _ = filled()
-    ours.dumps(tmp_path / "buffer")
-    (file,) = (tmp_path / "buffer").rglob("compressed")
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(CorruptDataError):
-        new_buffer().loads(tmp_path / "buffer")
-
-
 def test_errors_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="append_transform"):
         CompressedStorage(10, device="cuda")
@@ -417,18 +250,3 @@ def test_memory() -> None:
 def test_a_missing_package_is_named() -> None:
     error = MissingPackageError("CompressedStorage", "torchrl", "torchrl")
     assert re.search(r"sb3-extra-buffers\[torchrl\]", str(error))
-
-
-def test_it_cannot_go_to_another_process() -> None:
-    from multiprocessing.context import set_spawning_popen
-
-    ours, _, _ = filled()
-    set_spawning_popen(object())
-    try:
-        with pytest.raises(RuntimeError, match="Create the buffer in the process that uses it"):
-            pickle.dumps(ours.storage)
-    finally:
-        set_spawning_popen(None)
-    with warnings.catch_warnings():
-        pickle.dumps(ours.storage)
-    assert_allclose_td(ours[:5].clone(), ours[:5].clone())

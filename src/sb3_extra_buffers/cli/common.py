@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -36,17 +37,26 @@ class Play:
 
         return make_env(self.env_id, self.n_envs, self.seed, self.frame_stack, self.env_kwargs, self.wrapper)
 
-    def transitions(self, env: VecEnv, policy: Path | None = None) -> Iterable[Transition]:
+    def transitions(self, env: VecEnv, policy: Path | None = None) -> Iterator[Transition]:
         """Play with a random policy or a saved one, and show a progress bar."""
         from tqdm import tqdm
 
+        from sb3_extra_buffers.errors import ExtraBuffersError
         from sb3_extra_buffers.measure.policies import load_policy
         from sb3_extra_buffers.measure.transitions import collect
 
         model = None if policy is None else load_policy(policy, env)
         collected = collect(env, self.steps, self.seed, model)
-        bar: Iterable[Transition] = tqdm(collected, f"playing {self.env_id}", total=self.steps, unit="step")
-        return bar
+        try:
+            yield from tqdm(collected, f"playing {self.env_id}", total=self.steps, unit="step")
+        except ExtraBuffersError:
+            raise
+        except Exception as error:  # an environment may raise anything
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            raise click.ClickException(
+                f"{self.env_id!r} failed while it was played: {type(error).__name__}: {error} (in {where.filename}, "
+                f"line {where.lineno}). SB3's check_env(env) tests an environment on its own."
+            ) from error
 
 
 def env_options(steps: int) -> Callable[[Command], Any]:

@@ -84,11 +84,14 @@ def _make_one(env_id: str, wrap: Wrapper | None, **kwargs: Any) -> gym.Env[Any, 
     space = env.observation_space
     keys = space.spaces if isinstance(space, spaces.Dict) else {"": space}
     wrong = [f"{key} ({type(part).__name__})".strip() for key, part in keys.items() if not isinstance(part, _NUMBERS)]
+    what = "keys that are not numbers" if isinstance(space, spaces.Dict) else "a type that SB3 does not support"
+    whose = "observations"
+    if not wrong and not isinstance(env.action_space, _NUMBERS):
+        whose, what, wrong = "actions", "a type that SB3 does not support", [f"({type(env.action_space).__name__})"]
     if wrong:
         env.close()
-        what = "keys that are not numbers" if isinstance(space, spaces.Dict) else "a type that SB3 does not support"
         raise EnvironmentMakeError(
-            f"The observations of {env_id!r} have {what}: {', '.join(wrong)}. "
+            f"The {whose} of {env_id!r} have {what}: {', '.join(wrong)}. "
             "Pass a wrapper that removes or converts them: --wrapper module:Class."
         )
     return env
@@ -116,5 +119,8 @@ def _why_not(env_id: str, error: Exception) -> str:
             f"name its module, too: --env {known}:{env_id.rpartition(':')[2]}"
         )
     if isinstance(error, ModuleNotFoundError):
-        return f"The environment {env_id!r} needs a package that is not installed: {reason}. Install it with pip."
+        return (
+            f"The environment {env_id!r} needs a package that is not installed: {reason.rstrip('.')}. Install it with "
+            "pip. If it is a file of yours, run the command in the folder of that file."
+        )
     return f"The environment {env_id!r} cannot be made: {reason}"

@@ -21,7 +21,7 @@ _ALGORITHMS: dict[str, tuple[Literal["Replay", "Rollout"], tuple[type[spaces.Spa
     "ppo": ("Rollout", _ANY),
     "a2c": ("Rollout", _ANY),
 }
-"""The kind of buffer of an algorithm, and the actions that it knows."""
+"""The kind of buffer of an algorithm, and the actions that it supports."""
 _MIN_CNN_SIDE = 36
 """The network of SB3's CnnPolicy does not fit smaller images."""
 
@@ -43,12 +43,12 @@ class Recommendation:
 
 
 def choose_algorithm(action_space: spaces.Space[Any], wanted: str | None = None) -> str:
-    """The algorithm to recommend: the one that is wanted, or the first that knows such actions."""
+    """The algorithm to recommend: the one that is wanted, or the first that supports such actions."""
     fitting = [name for name, (_, actions) in _ALGORITHMS.items() if isinstance(action_space, actions)]
     if wanted is not None and wanted not in fitting:
         raise ConfigurationError(
-            f"{wanted.upper()} does not know actions of type {type(action_space).__name__}. "
-            f"Use --algo {' or '.join(fitting)}."
+            f"{wanted.upper()} does not support actions of type {type(action_space).__name__}. "
+            f"Use --algo {', '.join(fitting[:-1])} or {fitting[-1]}."
         )
     return wanted or fitting[0]
 
@@ -64,11 +64,11 @@ def recommend(comparison: Comparison, algorithm: str = "dqn") -> Recommendation:
     fast = [result for result in as_fast if sb3.buffer_bytes >= _MIN_RATIO * result.buffer_bytes]
     candidates = fast or [result for result in ours if sb3.buffer_bytes >= _MIN_RATIO_IF_SLOWER * result.buffer_bytes]
     if not candidates:
-        smallest = min(comparison.results, key=lambda result: result.buffer_bytes)
+        smallest = min(ours, key=lambda result: result.buffer_bytes)
         memory, speed = smallest.buffer_bytes / sb3.buffer_bytes, sb3.time / smallest.time
         text = (
-            f"keep SB3's {comparison.task.class_name(SB3)}. Compression does not pay off here: the smallest method "
-            f"still needs {memory:.2f}x SB3's memory, at {speed:.2f}x its speed."
+            f"keep SB3's {comparison.task.class_name(SB3)}. Compression does not pay off here: the smallest method, "
+            f"{smallest.method}, needs {memory:.2f}x SB3's memory at {speed:.2f}x its speed."
         )
         return Recommendation(sb3, text, code="")
     best = _first_of_equals(min(candidates, key=(lambda result: result.buffer_bytes) if fast else _cost), candidates)
