@@ -22,7 +22,7 @@ from sb3_extra_buffers.compressed.prioritized_buffer import (
 from sb3_extra_buffers.distributed import ShardedReplayBuffer, distributed
 from sb3_extra_buffers.distributed import learner as learner_module
 from sb3_extra_buffers.distributed.transport import LocalTransport, Reply
-from sb3_extra_buffers.errors import ArgumentError, ConfigurationError
+from sb3_extra_buffers.errors import ArgumentError, ConfigurationError, EmptyBufferError
 from tests.distributed.test_on_policy import Keep
 
 NETWORK = {"net_arch": [8]}
@@ -78,6 +78,33 @@ def test_other_buffer_classes(algorithm: Any, buffer_class: Any, options: dict[s
     model.learn(150)
     assert all(isinstance(part, buffer_class) for part in model.replay_buffer.parts)
     assert model._n_updates > 0
+
+
+class KillAllShards(BaseCallback):
+    """Takes everything away from the learner, once."""
+
+    def _on_step(self) -> bool:
+        if self.num_timesteps == 100:
+            for shard in range(2):
+                self.model.replay_buffer._shards._transport.kill(shard)  # type: ignore[attr-defined]
+        return True
+
+
+def test_training_goes_on_when_all_shards_have_died(caplog: pytest.LogCaptureFixture) -> None:
+    in_shards = {"placement": "shards", "shards": 2, "in_process": True}
+    model = make(replay_buffer_class=ShardedReplayBuffer, replay_buffer_kwargs=in_shards)
+    model.learn(400, callback=KillAllShards())
+    assert "All transitions were lost with their shards" in caplog.text
+    assert model.replay_buffer.shard_statistics["transitions_lost"] >= 80
+    assert model._n_updates > 20
+    model.replay_buffer.check()
+
+
+def test_an_empty_buffer_is_an_error_if_nothing_was_lost() -> None:
+    model = make(replay_buffer_class=ShardedReplayBuffer)
+    model.set_logger(Logger(None, []))
+    with pytest.raises(EmptyBufferError):
+        model.train(1)
 
 
 class Watch(BaseCallback):

@@ -84,6 +84,43 @@ def test_a_shard_on_disk_is_restored(tmp_path: Any) -> None:
     again.close()
 
 
+@pytest.mark.parametrize("n_segments", [1, 2, 3, 6, 7, 20, 130, 190])
+def test_a_young_shard_on_disk_loses_at_most_half(n_segments: int, tmp_path: Any) -> None:
+    buffer = make(size=2000, parts=1, **REMOTE, shards=1, path=tmp_path, prefetch=1)
+    segment = collector(0)
+    for _ in range(n_segments):
+        buffer.ingest_segment(segment(2))
+    buffer._shards.ask_all("states")  # so that all has arrived
+    transport_of(buffer).kill(0)
+    buffer.sample(8)
+    assert 0 <= buffer.shard_statistics["fraction_lost"] <= 0.5
+    assert buffer.shard_statistics["transitions_lost"] < 64 * 2 * N_ENVS
+    buffer.close()
+
+
+def test_a_shard_may_die_while_another_is_asked_what_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    buffer = make(size=2000, parts=2, **REMOTE, shards=2, prefetch=1, path=tmp_path)
+    transport, damaged = transport_of(buffer), bytearray(collector(1)())
+    damaged[len(damaged) // 4] ^= 1
+    buffer.ingest_segment(collector(0)(), part=0)
+    buffer.ingest_segment(bytes(damaged), part=1)  # refused, so that the learner asks
+    asked: list[int] = []
+    call = transport.call
+
+    def dying(shard: int, method: str, *arguments: Any) -> Any:
+        if method == "states" and not asked:
+            transport.kill(0)
+        asked.extend([shard] if method == "states" else [])
+        return call(shard, method, *arguments)
+
+    monkeypatch.setattr(transport, "call", dying)
+    assert set(np.unique(buffer.sample(64).rewards)) == {0}
+    assert asked == [0, 1, 0]
+    assert [part.size() for part in buffer.parts] == [20, 0]
+    buffer.check()
+    buffer.close()
+
+
 def test_a_shard_that_always_dies_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = filled(**REMOTE, shards=2)
     transport = transport_of(buffer)

@@ -135,8 +135,7 @@ def main() -> int:
         """Kills a collector, a shard, or a node with whatever runs there."""
 
         killed: ClassVar[list[str]] = []
-        # Shards write to their files after 64 segments. Before that, two deaths could lose everything.
-        next_at = 80 * SEGMENT_STEPS if given.shards else 60
+        next_at = 60
 
         def _on_step(self) -> bool:
             intake: Any = self.model._intake  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from gymnasium import spaces
@@ -20,7 +21,9 @@ from sb3_extra_buffers.compressed.replay_buffer import CompressedDictReplayBuffe
 from sb3_extra_buffers.distributed.buffer import ShardedReplayBuffer
 from sb3_extra_buffers.distributed.collector import CollectorPlan, weights_of
 from sb3_extra_buffers.distributed.learner import Learner
-from sb3_extra_buffers.errors import ConfigurationError
+from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
+
+logger = logging.getLogger(__name__)
 
 
 class OffPolicyLearner(Learner, OffPolicyAlgorithm):
@@ -129,6 +132,15 @@ class OffPolicyLearner(Learner, OffPolicyAlgorithm):
                     self.dump_logs()
         callback.on_rollout_end()
         return RolloutReturn(n_steps * self.n_envs, n_episodes, continue_training=True)
+
+    def train(self, gradient_steps: int, batch_size: int = 100) -> None:
+        """Train as the algorithm does. If shards died and left nothing, go on once collectors have sent more."""
+        try:
+            super().train(gradient_steps, batch_size)
+        except EmptyBufferError:
+            if not getattr(self.replay_buffer, "shard_statistics", {}).get("transitions_lost"):
+                raise
+            logger.warning("All transitions were lost with their shards. Training goes on once there are new ones.")
 
     def _steps_per_training(self, train_freq: TrainFreq) -> float:
         """How many steps are consumed before the model is trained again."""

@@ -196,9 +196,12 @@ class Shards:
     def refresh(self) -> None:
         """Find out what shards have, for instance after they have loaded files."""
         self._queue.clear()
-        for shard, states in enumerate(self.ask_all("states")):
-            self._take_states(shard, states)
-            self._added[shard].clear()
+        handles = [self._call(shard, "states") for shard in range(len(self._plans))]
+        for shard, handle in enumerate(handles):
+            states = self._try(shard, handle)
+            if states is not None:  # else it died, and the states of the new one are known
+                self._take_states(shard, states)
+                self._added[shard].clear()
 
     def _send_segment(self, number: int, data: Bytes, before: ReceivedSegment | None, n_transitions: int) -> None:
         shard = int(self._homes[number])

@@ -21,7 +21,7 @@ from sb3_extra_buffers.storage.shared_memory import Address
 from sb3_extra_buffers.storage.usage import MemoryUsage
 
 _FLUSH_AFTER = 64
-"""Segments. What arrived since the last flush is lost if a shard on disk dies."""
+"""Segments at most; at first 1, 2, 4, ... What arrived since the last flush is lost if a shard on disk dies."""
 
 GENERATION_BITS = 18
 """How often a place was overwritten is counted in so many bits."""
@@ -94,7 +94,7 @@ class Shard:
         self._makers = {key: BlockMaker(stores) for key, stores in self._parts.stores.items()}
         self._n_steps = [int(part.size()) for part in buffers]
         """How many steps each part has received."""
-        self._n_unflushed = [0] * len(buffers)
+        self._n_unflushed, self._flush_after = [0] * len(buffers), [1] * len(buffers)
         self._n_refused, self._refusal = 0, ""
 
     def states(self) -> list[PartState]:
@@ -115,9 +115,9 @@ class Shard:
             self._n_refused, self._refusal = self._n_refused + 1, str(error)
             return
         self._n_unflushed[part] += 1
-        if self._plan.path is not None and self._n_unflushed[part] >= _FLUSH_AFTER:
+        if self._plan.path is not None and self._n_unflushed[part] >= self._flush_after[part]:
             buffer.flush()
-            self._n_unflushed[part] = 0
+            self._n_unflushed[part], self._flush_after[part] = 0, min(2 * self._flush_after[part], _FLUSH_AFTER)
 
     def draw(self, requests: list[tuple[Any, Target | None]]) -> list[Drawn | None]:
         """Several batches: for each, places, or positions and the size of the batch; see :meth:`_draw_by_priority`."""
