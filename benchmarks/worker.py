@@ -59,18 +59,18 @@ class Measurements:
         """Make a buffer for all of a stream, after a smaller one has been used and dropped."""
         self.stream = Stream(**stream)
         library_of("sb3").load()  # torch and SB3 are no cost of a buffer
-        self.memory_unused = _resident()
+        self.memory_unused = resident_bytes()
         self._warm_up()
         self.playing = self.stream.play(1 + SETTLE_STEPS + 2 * self.stream.steps)
         next(self.playing)
         # Written to before memory is looked at: it is not the buffer's.
         self.stored, self.n_stored = np.full(2 * self.stream.transitions, 1, dtype=np.uint32), 0
-        _give_back_memory()
+        give_back_memory()
         for _ in islice(self.playing, SETTLE_STEPS):  # what playing itself needs is there again
             pass
         # Else Python looks through all of torch for garbage every now and then, which takes some milliseconds.
         gc.freeze()
-        self.memory_before = _resident()
+        self.memory_before = resident_bytes()
         self.buffer = make_subject(self.subject, self.stream.task(self.stream.steps))
         np.random.seed(0)  # the same draws for all that draw as SB3 does
 
@@ -130,7 +130,7 @@ class Measurements:
     def growth(self) -> int:
         """By how many bytes the resident memory has grown since the buffer was made."""
         gc.collect()
-        return _resident() - self.memory_before
+        return resident_bytes() - self.memory_before
 
     def payload_per_frame(self) -> float | None:
         return self.buffer.payload_per_frame()
@@ -234,11 +234,11 @@ def _fingerprints(obs: Any, next_obs: Any) -> Array:
     return np.array(found, np.uint32)
 
 
-def _resident() -> int:
+def resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def _give_back_memory() -> None:
+def give_back_memory() -> None:
     """What was freed goes back to the system, so that using it again counts as growth."""
     gc.collect()
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):

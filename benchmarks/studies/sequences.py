@@ -31,6 +31,7 @@ from tqdm import tqdm
 
 from benchmarks.peers import prepare, python_for
 from benchmarks.recordings import Recording, load_recording
+from benchmarks.worker import give_back_memory, resident_bytes
 
 ROOT = Path(__file__).parents[2]
 OURS, TORCHRL = "CompressedSequenceReplayBuffer", "TorchRL"
@@ -117,6 +118,7 @@ def work(subject: str, game: str, n_steps: int, stack: int) -> None:
     for _ in range(5):
         small()
     del small
+    give_back_memory()
     th.set_num_threads(2)
     before = resident_bytes()
     sample = fill(steps_of(recording, stack, n_steps), recording.n_envs * n_steps, stack)
@@ -219,10 +221,6 @@ def print_on_device(results: dict[str, Any]) -> None:
     print("\n| | " + " | ".join(columns) + " |\n|---" + "|---" * len(columns) + "|")
     for name, values in results.items():
         print(f"| {name} | " + " | ".join(f"{values[column]:,.2f}" for column in columns) + " |")
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def start(subject: str, options: list[str]) -> subprocess.Popen[str]:

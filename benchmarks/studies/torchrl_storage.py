@@ -21,7 +21,8 @@ from typing import Any
 
 from benchmarks.peers import prepare, python_for
 from benchmarks.recordings import load_recording
-from benchmarks.studies.sequences import resident_bytes, steps_of
+from benchmarks.studies.sequences import steps_of
+from benchmarks.worker import resident_bytes
 
 ROOT = Path(__file__).parents[2]
 BATCH = 50

@@ -15,8 +15,10 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.envs import IdentityEnvBox
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
+from sb3_extra_buffers.codecs.registry import parse_method
 from sb3_extra_buffers.compressed import CompressedPrioritizedSequenceReplayBuffer, CompressedSequenceReplayBuffer
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError, SegmentError
+from sb3_extra_buffers.storage.config import CodecRecipe
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from tests.compressed.test_interrupted import interrupted
 
@@ -187,6 +189,31 @@ def test_each_record_is_decoded_once_per_batch(method: str, monkeypatch: pytest.
     batch = buffer.sample(16)  # 128 observations of 4 frames, among which are at most 64 frames
     assert batch.observations.shape[:2] == (16, 8)
     assert 0 < len(set(decoded)) == len(decoded) <= 64
+
+
+@pytest.mark.parametrize("time_first", [False, True])
+def test_sequences_of_frames_that_several_codecs_have_stored(time_first: bool) -> None:
+    """Most are decoded where they belong, but not those with the end of an episode or a change of the codec in them."""
+    n_slots, n_envs, rng = 200, 2, np.random.default_rng(0)
+    images, options = spaces.Box(0, 255, (1, 24, 24), np.uint8), {"length": 12, "at_episode_end": "cross"}
+    buffer = CompressedSequenceReplayBuffer(
+        n_slots * n_envs, images, ACTIONS, "cpu", n_envs, time_first=time_first, frame_stack=1, **options
+    )
+    stored = np.zeros((n_slots, n_envs, *images.shape), np.uint8)
+    now = rng.integers(0, 256, (n_envs, *images.shape), np.uint8)
+    for step in range(700):
+        if step % 67 == 66:
+            buffer._stores[""].change_codec(CodecRecipe(parse_method(("delta", "zstd3", "none")[step % 3])))
+        following, done = now.copy(), rng.random(n_envs) < 0.02
+        following[:, 0, rng.integers(24)] += 1
+        stored[buffer.pos] = now
+        rewards = np.full(n_envs, buffer.pos) * n_envs + np.arange(n_envs)
+        buffer.add(now, following, np.zeros(n_envs), rewards, done, [{}] * n_envs)
+        now = np.where(done[:, None, None, None], rng.integers(0, 256, now.shape, np.uint8), following)
+        if step > 12 and step % 5 == 0:
+            batch = buffer.sample(8)
+            places = batch.rewards.numpy().astype(int)
+            np.testing.assert_array_equal(batch.observations, stored.reshape(-1, *images.shape)[places])
 
 
 def test_segments_are_refused() -> None:

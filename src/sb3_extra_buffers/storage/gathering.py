@@ -72,10 +72,33 @@ def gather_runs(
         return
 
     def gather(frames: list[Bytes]) -> None:
-        for store, columns, rows in rows_by_store(stores, lanes, firsts):
+        left = np.arange(len(lanes))
+        if layout.stack == len(frames) == 1:
+            left = left[_gather_unbroken(stores[0], lanes, firsts[0], frames[0])]
+        for store, columns, found in rows_by_store(stores, lanes[left], firsts[:, left]):
+            rows = left[found]
             _gather_records(store, lanes[rows], firsts[columns, rows], frames[columns], rows)
 
     fill_frames(layout, outs, gather)
+
+
+def _gather_unbroken(store: RecordIndex, lanes: Indices, firsts: Indices, out: Bytes) -> npt.NDArray[np.bool_]:
+    """Decode sequences of consecutive frames to where they belong, and return which rows are left.
+
+    All sequences are taken to be as long as most runs of frames are. Some may be broken by the end of an episode.
+    """
+    n, goes_on = len(lanes), (lanes[1:] == lanes[:-1]) & (firsts[1:] == firsts[:-1] + 1)
+    length = int(np.bincount(np.diff(np.flatnonzero(~goes_on), prepend=-1, append=n - 1)).argmax())
+    if length == 1 or n % length:
+        return np.ones(n, dtype=np.bool_)
+    begins = np.arange(0, n, length)
+    is_unbroken = np.logical_and.reduceat(np.append(goes_on, True) | (np.arange(n) % length == length - 1), begins)
+    is_unbroken &= firsts[begins] >= store.base[lanes[begins]]
+    if is_unbroken.any():
+        # The others get frames of one of these here, and are overwritten later.
+        chosen = np.where(is_unbroken, begins, begins[is_unbroken.argmax()])
+        store.gather(lanes[chosen], firsts[None, chosen], [out.reshape(len(begins), length, -1)])
+    return np.repeat(~is_unbroken, length)
 
 
 def _gather_records(store: RecordIndex, lanes: Indices, firsts: Indices, outs: list[Bytes], rows: Indices) -> None:

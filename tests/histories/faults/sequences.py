@@ -79,6 +79,13 @@ SEQUENCE_FAULTS = [
         (*SEQUENCES, *BY_PRIORITY),
     ),
     Fault(
+        "a sequence with a repeated frame is decoded as if it had none",
+        "storage/gathering.py",
+        "(firsts[1:] == firsts[:-1] + 1)",
+        "(firsts[1:] <= firsts[:-1] + 1)",
+        SEQUENCES,
+    ),
+    Fault(
         "a sequence that was overwritten keeps its priority",
         "compressed/prioritized_sequence_buffer.py",
         "        self._tree[changes.removed] = 0.0\n",
