@@ -103,7 +103,7 @@ class Report:
         lines = [
             f"memory: growth of a fresh process's resident memory {held}{extrapolated}.",
             "ratio: SB3's memory divided by this one's.",
-            f"add: mean for one step of {self._environments}. "
+            f"add: mean for one step of {self._environments}, into a full buffer. "
             "sample: median for one batch. Calls are interleaved, so that all buffers see the same machine load.",
             "speed: how many times faster one add + one sample is than with SB3's buffer (below 1.0 = slower).",
             self.machine,

@@ -122,7 +122,10 @@ class Comparison:
 def compare(
     task: Task, data: TransitionFile, methods: Sequence[str], buffer_size: int, batch_size: int, repeats: int
 ) -> Comparison:
-    """Measure memory in one fresh process per method, then the speed of all buffers, interleaved, in this process."""
+    """Measure memory in one fresh process per method, then the speed of all buffers, interleaved, in this process.
+
+    Buffers are full before their speed is measured, as they are during most of a training.
+    """
     held = min(buffer_size, data.transition_count)
     needed, available = task.sb3_bytes(held), available_memory()
     if needed > 0.8 * available:
@@ -136,6 +139,8 @@ def compare(
     for method in everyone:
         _warm_up(method, task, data)
     buffers = {method: task.make(method, held) for method in everyone}
+    for buffer in tqdm(buffers.values(), "fill", unit="buffer"):
+        fill(task, buffer, data.read(), data.steps)  # the first time, buffers wait for fresh memory
     times = time_buffers(task, buffers, data.read(), data.steps, [batch_size], repeats)
     results = [
         Result(
