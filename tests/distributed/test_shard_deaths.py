@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from sb3_extra_buffers.compressed import CompressedPrioritizedReplayBuffer, CompressedReplayBuffer
 from sb3_extra_buffers.errors import EmptyBufferError, WorkerError
+from tests.compressed.test_interrupted import interrupted
 from tests.distributed.test_sharded_buffer import N_ENVS, filled, make, steps
 from tests.distributed.test_shards import REMOTE, transport_of
 
@@ -175,3 +177,21 @@ def test_random_deaths(tmp_path: Any) -> None:
         buffer.sample(32)
     buffer.check()
     buffer.close()
+
+
+def test_an_interrupted_segment_is_counted_if_it_was_sent() -> None:
+    buffer = make(size=300, parts=2, **REMOTE, shards=2)
+    segments, n_interrupted = [collector(number) for number in range(2)], 0
+    for number in range(300):
+        part = number % 2
+        segment = segments[part](3)
+        ingest = partial(buffer.ingest_segment, segment, part=part)
+        if interrupted(ingest, 1 + number * 3 % 250):
+            n_interrupted += 1
+            ingest()  # which does nothing if it was sent
+        known = [(part.pos, part.full) for part in buffer.parts]
+        assert [state for states in buffer._shards.ask_all("states") for state in states] == known
+        assert buffer.parts[part].pos == (number // 2 + 1) * 3 % (300 // 2 // N_ENVS)
+    assert n_interrupted > 50
+    assert set(np.unique(buffer.sample(256).rewards)) == {0, 1}
+    buffer.check()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from itertools import pairwise
 from pathlib import Path
@@ -19,25 +18,21 @@ from sb3_extra_buffers.compressed.prioritized_buffer import PrioritizedReplayBuf
 from sb3_extra_buffers.compressed.segments import ReceivedSegment
 from sb3_extra_buffers.distributed.parts import Fields, Parts, draw_uniformly
 from sb3_extra_buffers.distributed.remote_part import RemotePart
-from sb3_extra_buffers.distributed.shard import GENERATION_BITS, Drawn, PartState, ShardPlan, Target
+from sb3_extra_buffers.distributed.shard import Drawn, PartState, ShardPlan, Target
+from sb3_extra_buffers.distributed.shard_calls import ShardCalls
 from sb3_extra_buffers.distributed.shard_transport import Call, Request, ShardDied, ShardTransport
+from sb3_extra_buffers.distributed.stamps import are_current, stamped, unstamped
 from sb3_extra_buffers.errors import EmptyBufferError, ExtraBuffersError, WorkerError
 from sb3_extra_buffers.storage.blocks import fill_from
 from sb3_extra_buffers.storage.outputs import OutputPool
 
 logger = logging.getLogger("sb3_extra_buffers")
 
-_SAY_AFTER = 5.0
-"""Seconds. A wait that takes longer says what it waits for."""
 _MOST_FAILURES = 5
 """A shard that dies so often without one reply in between will not recover."""
-_MOST_WAITING = 64
-"""Messages to a shard that has not confirmed them yet."""
-_PLACE_BITS, _LIFE_BITS = 40, 5
-"""Of an index: the place, and how often its shard was started again. In between is how often it was overwritten."""
 
 
-class Shards:
+class Shards(ShardCalls):
     """Parts that are in shards. Requests for batches are sent ahead.
 
     :param template: An empty buffer of the class of the parts.
@@ -54,19 +49,15 @@ class Shards:
         prefetch: int,
         on_loss: str,
     ) -> None:
-        self._transport, self._plans, self._on_loss, self._prefetch = transport, plans, on_loss, prefetch
+        super().__init__(transport, len(plans))
+        self._plans, self._on_loss, self._prefetch = plans, on_loss, prefetch
         self._template = Parts([template], device, OutputPool(plans[0].n_batches, shared=True))
         n = len(plans)
         self._bounds = np.cumsum([0, *(len(plan.numbers) for plan in plans)])
         """The first part of each shard, and the number of all parts."""
         self._homes = np.repeat(np.arange(n), np.diff(self._bounds))
         """The shard of each part."""
-        self.parts = [RemotePart(self._send_segment, part, template, n_slots) for part in range(len(self._homes))]
-        self._lives = [0] * n
-        """How often each shard was started again."""
-        self._failures = [0] * n
-        self._n_messages = [0] * n
-        self._unconfirmed: list[deque[tuple[int, Any]]] = [deque() for _ in plans]
+        self.parts = [RemotePart(self, part, template, n_slots) for part in range(len(self._homes))]
         self._totals = np.zeros(n)
         """The sums of priorities, as far as they are known."""
         self._added: list[deque[tuple[int, float]]] = [deque() for _ in plans]
@@ -84,7 +75,6 @@ class Shards:
         """Which fraction of all transitions was lost when a shard died the last time."""
         self.n_late = 0
         """Priorities that came too late, because their shard was started again. Shards drop others themselves."""
-        self.is_closed = False
         transport.start(plans)
         for shard in range(n):
             self._take_states(shard, self._result(shard, self._call(shard, "states")))
@@ -93,53 +83,7 @@ class Shards:
     def outputs(self) -> Any:
         return self._template.outputs
 
-    # Messages
-
-    def _call(self, shard: int, method: str, *arguments: Any) -> Any:
-        if self.is_closed:
-            raise WorkerError("The buffer was closed, and its shards have ended.")
-        self._n_messages[shard] += 1
-        return self._transport.call(shard, method, *arguments)
-
-    def _send(self, shard: int, method: str, *arguments: Any) -> None:
-        """A call whose result nobody needs. If too many are on the way, wait for the oldest."""
-        waiting = self._unconfirmed[shard]
-        waiting.append((self._lives[shard], self._call(shard, method, *arguments)))
-        while len(waiting) > _MOST_WAITING:
-            life, handle = waiting.popleft()
-            if life == self._lives[shard]:
-                self._try(shard, handle)
-
-    def _result(self, shard: int, handle: Any) -> Any:
-        began = time.monotonic()
-        while True:
-            try:
-                result = self._transport.result(handle, _SAY_AFTER)
-            except TimeoutError:
-                logger.warning("Waiting for shard %d since %.0f s", shard, time.monotonic() - began)
-                continue
-            self._failures[shard] = 0
-            return result
-
-    def _try(self, shard: int, handle: Any) -> Any:
-        """The result, or ``None`` if the shard died, which is replaced then."""
-        try:
-            return self._result(shard, handle)
-        except ShardDied as death:
-            self._lose(shard, str(death))
-            return None
-
-    def ask_all(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method of all shards, and wait for the results."""
-        handles = [self._call(shard, method, *arguments) for shard in range(len(self._plans))]
-        return [self._finished(shard, handle, method) for shard, handle in enumerate(handles)]
-
-    def _finished(self, shard: int, handle: Any, method: str) -> Any:
-        try:
-            return self._result(shard, handle)
-        except ShardDied as death:
-            self._lose(shard, str(death))
-            raise WorkerError(f"Shard {shard} died during {method}(), and was started again: {death}") from death
+    # Deaths
 
     def _lose(self, shard: int, reason: str) -> None:
         """Start a shard again. It has what its files have, if there are any."""
@@ -203,7 +147,11 @@ class Shards:
                 self._take_states(shard, states)
                 self._added[shard].clear()
 
-    def _send_segment(self, number: int, data: Bytes, before: ReceivedSegment | None, n_transitions: int) -> None:
+    def wait_for_room(self, number: int) -> None:
+        """Wait until the shard of a part can take a segment. If it died, it is replaced."""
+        self._wait_for_room(int(self._homes[number]))
+
+    def send_segment(self, number: int, data: Bytes, before: ReceivedSegment | None, n_transitions: int) -> None:
         shard = int(self._homes[number])
         priority = self.max_priority if self._template.is_prioritized else None
         self._send(shard, "ingest", number - int(self._bounds[shard]), data, before, priority)
@@ -344,10 +292,7 @@ class Shards:
     def _indices(self, call: Call, reply: Drawn) -> Indices:
         assert reply.indices is not None
         own, places, generations = reply.indices
-        lives = call.life & ((1 << _LIFE_BITS) - 1)
-        stamps = (lives << GENERATION_BITS | generations) << _PLACE_BITS
-        indices: Indices = stamps | ((own + self._bounds[call.shard]) * self._stride + places)
-        return indices
+        return stamped((own + self._bounds[call.shard]) * self._stride + places, generations, call.life)
 
     @property
     def _stride(self) -> int:
@@ -357,13 +302,14 @@ class Shards:
         """Send new priorities to the shards, and do not wait."""
         priorities = errors + self._template.first.epsilon
         self.max_priority = max(self.max_priority, float(priorities.max(initial=0.0)))
-        numbers, places = np.divmod(indices & ((1 << _PLACE_BITS) - 1), self._stride)
+        places, generations, lives = unstamped(indices)
+        numbers, places = np.divmod(places, self._stride)
         if len(indices) and not 0 <= numbers.min() <= numbers.max() < len(self.parts):
             raise IndexError(f"There are {len(self.parts)} parts, but indices of part {numbers.max()}.")
-        stamps = indices >> _PLACE_BITS
-        generations, lives = stamps & ((1 << GENERATION_BITS) - 1), stamps >> GENERATION_BITS
         homes = self._homes[numbers]
-        current = lives == np.array(self._lives)[homes] & ((1 << _LIFE_BITS) - 1)
+        for shard in np.unique(homes).tolist():
+            self._wait_for_room(shard)
+        current = are_current(lives, np.array(self._lives)[homes])
         self.n_late += int((~current).sum())
         for shard in np.unique(homes[current]).tolist():
             mine = current & (homes == shard)
@@ -398,6 +344,5 @@ class Shards:
             self.stop()
 
     def stop(self) -> None:
-        self.is_closed = True
         self._queue.clear()
-        self._transport.stop()
+        super().stop()

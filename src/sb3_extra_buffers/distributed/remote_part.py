@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.compressed.segments import ReceivedSegment, SegmentHeader, SegmentInfo
+from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.state import SavedState
 from sb3_extra_buffers.storage.record_copies import missing_references
 
-Send = Callable[[int, Bytes, ReceivedSegment | None, int], None]
-"""Sends a segment: for which part, the bytes, the segment before it, and the number of transitions."""
+
+class Sender(Protocol):
+    """Sends segments to shards."""
+
+    def wait_for_room(self, number: int) -> None: ...
+
+    def send_segment(self, number: int, data: Bytes, before: ReceivedSegment | None, n_transitions: int) -> None:
+        """
+        :param number: For which part.
+        :param before: The segment before it, for a shard that has not received that.
+        """
 
 
 class RemotePart:
     """A part in a shard: how full it is, and the last segment that was sent to it."""
 
-    def __init__(self, send: Send, number: int, template: Any, n_slots: int) -> None:
+    def __init__(self, sender: Sender, number: int, template: Any, n_slots: int) -> None:
         self.n_envs, self.buffer_size = template.n_envs, n_slots
         self.optimize_memory_usage = template.optimize_memory_usage
         self.pos, self.full = 0, False
-        self._send, self._number, self._template = send, number, template
+        self._sender, self._number, self._template = sender, number, template
         self._last: ReceivedSegment | None = None
         self._rewards: npt.NDArray[np.float32] = np.zeros((0, self.n_envs), dtype=np.float32)
         self.is_new = False
@@ -40,23 +50,25 @@ class RemotePart:
             last = self._last if self._last is not None and self._last.stream == header.stream else None
             if last is not None and header.sequence <= last.sequence:
                 return header.info(0, 0, True)
-            n_steps = header.n_steps
+            n_steps, rewards = header.n_steps, self._rewards
             if n_steps:
-                fields = segment.part("fields")
-                self._rewards = fields.array("rewards", np.float32, (n_steps, self.n_envs)).copy()
+                rewards = segment.part("fields").array("rewards", np.float32, (n_steps, self.n_envs)).copy()
             contents = {} if last is None else last.contents
             if n_steps:
                 contents = _contents(self._template._stores, segment, contents)
-        continues = last is not None and header.first_step == last.n_steps and not self.is_new
-        before = None
-        if self.is_new and last is not None:
-            # It has the references, but does not continue what the shard has.
-            before = ReceivedSegment(header.stream, header.sequence - 1, -1, last.contents)
-        self.is_new = False
-        self._last = ReceivedSegment(header.stream, header.sequence, header.first_step + n_steps, contents)
-        self._send(self._number, np.frombuffer(data, dtype=np.uint8), before, n_steps * self.n_envs)
-        self.full = self.full or self.pos + n_steps >= self.buffer_size
-        self.pos = (self.pos + n_steps) % self.buffer_size
+        self._sender.wait_for_room(self._number)
+        with uninterrupted():  # what was sent must be counted
+            continues = last is not None and header.first_step == last.n_steps and not self.is_new
+            before = None
+            if self.is_new and last is not None:
+                # It has the references, but does not continue what the shard has.
+                before = ReceivedSegment(header.stream, header.sequence - 1, -1, last.contents)
+            received = np.frombuffer(data, dtype=np.uint8)
+            self._sender.send_segment(self._number, received, before, n_steps * self.n_envs)
+            self.is_new, self._rewards = False, rewards
+            self._last = ReceivedSegment(header.stream, header.sequence, header.first_step + n_steps, contents)
+            self.full = self.full or self.pos + n_steps >= self.buffer_size
+            self.pos = (self.pos + n_steps) % self.buffer_size
         return header.info(n_steps, n_steps * self.n_envs, continues)
 
     def _field_rows(self, name: str, slots: Indices) -> npt.NDArray[Any]:

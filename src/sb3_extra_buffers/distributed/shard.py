@@ -14,6 +14,7 @@ from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
 from sb3_extra_buffers.compressed.segments import ReceivedSegment
 from sb3_extra_buffers.distributed.parts import Fields, Parts, Places
+from sb3_extra_buffers.distributed.stamps import generations_of
 from sb3_extra_buffers.errors import CorruptDataError, SegmentError
 from sb3_extra_buffers.storage import shared_memory
 from sb3_extra_buffers.storage.blocks import Block, BlockMaker
@@ -22,9 +23,6 @@ from sb3_extra_buffers.storage.usage import MemoryUsage
 
 _FLUSH_AFTER = 64
 """Segments at most; at first 1, 2, 4, ... What arrived since the last flush is lost if a shard on disk dies."""
-
-GENERATION_BITS = 18
-"""How often a place was overwritten is counted in so many bits."""
 
 
 class ShardPlan(NamedTuple):
@@ -160,7 +158,7 @@ class Shard:
     def _generations(self, numbers: Indices, slots: Indices) -> Indices:
         """How often the transitions in these slots have been replaced."""
         n_steps: Indices = np.array(self._n_steps)[numbers]
-        return (n_steps - 1 - slots) // int(self._parts.first.buffer_size) & ((1 << GENERATION_BITS) - 1)
+        return generations_of((n_steps - 1 - slots) // int(self._parts.first.buffer_size))
 
     def update(
         self, indices: tuple[Indices, Indices, Indices], priorities: npt.NDArray[np.float64], max_priority: float
