@@ -27,7 +27,7 @@ def test_a_vector_environment_played_by_a_model(tmp_path: Path) -> None:
     assert "60 steps of 2 environments, played by m.zip; observations: float32 (4,)" in finished.stdout
     assert "sample(16), µs" in finished.stdout
     assert "extrapolated to 100,000" in finished.stdout
-    assert "Recommended: keep SB3's ReplayBuffer. Compression does not pay off here" in finished.stdout
+    assert "\nRecommended: " in finished.stdout  # which buffer depends on the times
     assert "Written: r.json, r.html" in finished.stdout
 
     data = json.loads((tmp_path / "r.json").read_text())
