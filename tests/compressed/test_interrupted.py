@@ -37,24 +37,30 @@ def assert_equal(plain: ReplayBuffer, ours: CompressedReplayBuffer) -> None:
 
 
 class Interruptions:
-    """Raises KeyboardInterrupt at the ``n``-th call or line inside the package, or inside SB3's HER."""
+    """Raises KeyboardInterrupt at the ``n``-th call or line inside the package, or inside SB3's HER.
 
-    def __init__(self, n: int) -> None:
-        self.left = n
+    :param delayed: Like a real Ctrl-C, which ``uninterrupted()`` delays.
+    """
+
+    def __init__(self, n: int, delayed: bool = False) -> None:
+        self.left, self._delayed = n, delayed
 
     def __call__(self, frame: Any, event: str, argument: Any) -> Any:
         if not any(name in frame.f_code.co_filename for name in ("sb3_extra_buffers", "her_replay_buffer")):
             return None
         if event in ("call", "line"):
             self.left -= 1
-            if self.left == 0:
+            if self.left == 0 and self._delayed:
+                handler: Any = signal.getsignal(signal.SIGINT)
+                handler(signal.SIGINT, frame)
+            elif self.left == 0:
                 raise KeyboardInterrupt
         return self
 
 
-def interrupted(work: Any, n: int) -> bool:
+def interrupted(work: Any, n: int, delayed: bool = False) -> bool:
     """Whether ``work`` was interrupted at the ``n``-th line, rather than done before."""
-    trace = Interruptions(n)
+    trace = Interruptions(n, delayed)
     threading.settrace(None)
     sys.settrace(trace)
     try:

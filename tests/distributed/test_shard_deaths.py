@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+from collections.abc import Iterator
 from functools import partial
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from sb3_extra_buffers.compressed import CompressedPrioritizedReplayBuffer, CompressedReplayBuffer
-from sb3_extra_buffers.errors import EmptyBufferError, WorkerError
+from sb3_extra_buffers.distributed import ShardedReplayBuffer, shard_calls
+from sb3_extra_buffers.errors import CorruptDataError, EmptyBufferError, WorkerError
 from tests.compressed.test_interrupted import interrupted
 from tests.distributed.test_sharded_buffer import N_ENVS, filled, make, steps
 from tests.distributed.test_shards import REMOTE, transport_of
@@ -195,3 +201,115 @@ def test_an_interrupted_segment_is_counted_if_it_was_sent() -> None:
     assert n_interrupted > 50
     assert set(np.unique(buffer.sample(256).rewards)) == {0, 1}
     buffer.check()
+
+
+@pytest.fixture
+def _with_ctrl_c() -> Iterator[None]:
+    """Processes that are started in the background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_with_ctrl_c")
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_ctrl_c_while_a_shard_is_started_again(on_disk: bool, tmp_path: Path) -> None:
+    n_interrupted = 0
+    for line in range(5, 300, 7):
+        options = {"path": tmp_path / str(line)} if on_disk else {}
+        buffer = make(size=2000, parts=1, **REMOTE, shards=1, prefetch=1, compression_method="delta", **options)
+        segment = collector(0)
+        buffer.ingest_segment(segment())
+        buffer.sample(8)
+        transport_of(buffer).kill(0)
+        with contextlib.suppress(EmptyBufferError):
+            n_interrupted += interrupted(partial(sample_often, buffer), line, delayed=True)
+        with contextlib.suppress(EmptyBufferError):
+            buffer.sample(8)  # which finds the shard dead if nothing has so far
+        for _ in range(3):
+            buffer.ingest_segment(segment())
+        assert set(np.unique(buffer.sample(64).rewards)) == {0}
+        (states,) = buffer._shards.ask_all("states")
+        assert states == [(part.pos, part.full) for part in buffer.parts] == [(80 if on_disk else 60, False)]
+        assert transport_of(buffer).shards[0]._n_refused == 0
+        buffer.close()
+    assert n_interrupted > 20
+
+
+def test_steps_are_kept_if_their_shard_has_died_before_they_were_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_calls, "_MOST_WAITING", 1)
+    buffer = make(size=2000, parts=1, **REMOTE, shards=1, on_loss="raise", compression_method="delta")
+    history = steps(200, 0)
+    for step in islice(history, 32):
+        buffer.add(*step)
+    transport_of(buffer).kill(0)
+    errors = 0
+    for step in islice(history, 64):
+        try:
+            buffer.add(*step)
+        except WorkerError:
+            errors += 1
+    assert errors == 1
+    assert buffer.size() == 64
+    assert buffer.shard_statistics["transitions_lost"] == 32 * N_ENVS
+    buffer.check()
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_what_was_reset_does_not_come_back(on_disk: bool, tmp_path: Path) -> None:
+    options = {"path": tmp_path / "shards"} if on_disk else {}
+    buffer, segment = make(size=2000, parts=1, **REMOTE, shards=1, prefetch=1, **options), collector(0)
+    buffer.ingest_segment(segment())
+    buffer.save(tmp_path / "saved")
+    buffer.reset()
+    assert buffer.size() == 0
+    buffer.ingest_segment(segment(2))
+    buffer._shards.ask_all("states")  # so that it has arrived
+    transport_of(buffer).kill(0)
+    with contextlib.suppress(EmptyBufferError):
+        buffer.sample(8)
+    assert buffer.size() == (2 if on_disk else 0)
+    assert buffer.shard_statistics["transitions_lost"] == (0 if on_disk else 2 * N_ENVS)
+    buffer.close()
+
+
+def test_segments_are_accepted_again_after_one_was_refused(tmp_path: Path) -> None:
+    buffer = make(size=2000, parts=1, **REMOTE, shards=1, prefetch=1, compression_method="delta")
+    segment = collector(0)
+    buffer.ingest_segment(segment())
+    good = segment()
+    for place in range(100, len(good), 50):  # in bytes that only the shard reads
+        damaged = bytearray(good)
+        damaged[place] ^= 1
+        with contextlib.suppress(CorruptDataError):
+            buffer.ingest_segment(bytes(damaged))
+            break
+    for _ in range(3):
+        buffer.sample(8)
+    for _ in range(4):
+        buffer.ingest_segment(segment())
+    assert set(np.unique(buffer.sample(64).rewards)) == {0}
+    assert transport_of(buffer).shards[0]._n_refused == 1
+    buffer.save(tmp_path)
+    assert ShardedReplayBuffer.load(tmp_path, "cpu", **REMOTE, shards=1).size() == buffer.size() == 100
+    buffer.check()
+
+
+def test_priorities_of_a_full_part_that_was_loaded_reach_their_transitions(tmp_path: Path) -> None:
+    shard_of: Any = lambda buffer: transport_of(buffer).shards[0]  # noqa: E731
+    options = {**REMOTE, "shards": 1, "prefetch": 1}
+    first = make(size=40, parts=1, buffer_class=CompressedPrioritizedReplayBuffer, **options)
+    segment = collector(0)
+    for _ in range(3):
+        first.ingest_segment(segment(9))
+    first.save(tmp_path)
+    buffer = ShardedReplayBuffer.load(tmp_path, "cpu", **options)
+    n_slots, n_new = buffer.parts[0].buffer_size, 4
+    pos = buffer.parts[0].pos
+    assert buffer.parts[0].full
+    before = shard_of(buffer)._generations(np.zeros(n_slots, int), np.arange(n_slots))
+    buffer.ingest_segment(collector(1)(n_new))
+    buffer._shards.ask_all("states")
+    after = shard_of(buffer)._generations(np.zeros(n_slots, int), np.arange(n_slots))
+    overwritten = (pos + np.arange(n_new)) % n_slots
+    assert sorted(np.flatnonzero(before != after)) == sorted(overwritten)

@@ -28,6 +28,7 @@ from sb3_extra_buffers.distributed.remote import Shards
 from sb3_extra_buffers.distributed.shard import ShardPlan
 from sb3_extra_buffers.distributed.shard_transport import LocalShards, ShardTransport
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
+from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.storage.outputs import OutputPool
 from sb3_extra_buffers.storage.usage import MemoryUsage
 
@@ -238,7 +239,9 @@ class ShardedReplayBuffer(ReplayBuffer):
         if self._shards is not None:
             for part, added in self._added.items():
                 if added._n_unsent():
-                    self.parts[part].ingest_segment(added.export_segment())
+                    self._shards.wait_for_room(part)
+                    with uninterrupted():  # what was exported must be sent
+                        self.parts[part].ingest_segment(added.export_segment())
 
     def ingest_segment(self, data: bytes | npt.NDArray[np.uint8], part: int = 0) -> SegmentInfo:
         """Append a segment to a part; see :meth:`CompressedReplayBuffer.ingest_segment`."""
@@ -288,6 +291,7 @@ class ShardedReplayBuffer(ReplayBuffer):
         """Load what :meth:`save` wrote. Safe for untrusted files.
 
         :param options: ``placement`` and the arguments that concern shards. They need not be those of the saved buffer.
+            All but ``path``: shards that are loaded are in memory.
         """
         loaded: Self = load_parts(cls, Path(path).absolute(), device, options)
         return loaded

@@ -50,6 +50,8 @@ def save_parts(buffer: Any, folder: Path) -> None:
     except (OSError, ExtraBuffersError):
         turn = _TURNS[0]
     arguments = {**template._arguments(), "buffer_size": buffer.parts[0].buffer_size * buffer.n_envs}
+    if shards is not None:
+        shards.refresh()  # a shard may have refused a segment
     states = [(int(part.pos), bool(part.full)) for part in buffer.parts]
     max_priority = getattr(template, "max_priority", 1.0) if shards is None else shards.max_priority
     manifest = Manifest(template._library_class(), arguments, turn, states, max_priority)

@@ -133,10 +133,10 @@ class OffPolicyLearner(Learner, OffPolicyAlgorithm):
         callback.on_rollout_end()
         return RolloutReturn(n_steps * self.n_envs, n_episodes, continue_training=True)
 
-    def train(self, gradient_steps: int, batch_size: int = 100) -> None:
+    def train(self, gradient_steps: int, *args: Any, **kwargs: Any) -> None:
         """Train as the algorithm does. If shards died and left nothing, go on once collectors have sent more."""
         try:
-            super().train(gradient_steps, batch_size)
+            super().train(gradient_steps, *args, **kwargs)
         except EmptyBufferError:
             if not getattr(self.replay_buffer, "shard_statistics", {}).get("transitions_lost"):
                 raise

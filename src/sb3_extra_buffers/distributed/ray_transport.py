@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -184,7 +185,10 @@ class _Link:
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
-        self._listener = Listener() if IS_AVAILABLE else None
+        self._listener: Listener | None = None
+        if IS_AVAILABLE:
+            with suppress(OSError):  # no room for a folder, or too many open files
+                self._listener = Listener()
         self._has_connected = actor.connect.remote(None if self._listener is None else self._listener.address)
         self._is_known = False
         self._channel: Channel | None = None
@@ -202,8 +206,9 @@ class _Link:
         if not self._is_known:
             has_connected = ray.get(self._has_connected, timeout=timeout)
             with uninterrupted():
-                if has_connected and self._listener is not None:
-                    self._channel = self._listener.accept()
+                if self._listener is not None:
+                    self._channel = self._listener.accept() if has_connected else None
+                    self._listener.close()
                 self._is_known = True
                 self._send_waiting()
         if self._channel is not None:

@@ -23,6 +23,7 @@ from sb3_extra_buffers.distributed.shard_calls import ShardCalls
 from sb3_extra_buffers.distributed.shard_transport import Call, Request, ShardDied, ShardTransport
 from sb3_extra_buffers.distributed.stamps import are_current, stamped, unstamped
 from sb3_extra_buffers.errors import EmptyBufferError, ExtraBuffersError, WorkerError
+from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.storage.blocks import fill_from
 from sb3_extra_buffers.storage.outputs import OutputPool
 
@@ -63,6 +64,8 @@ class Shards(ShardCalls):
         self._added: list[deque[tuple[int, float]]] = [deque() for _ in plans]
         """What the totals do not include yet: the numbers of messages, and priorities that they have added."""
         self._refused = [0] * n
+        self._unknown: set[int] = set()
+        """Shards that were started again, and have not yet said what they have: Ctrl-C came in between."""
         self._queue: deque[Request] = deque()
         self._are_near = False
         """Whether all shards write to the memory of the learner."""
@@ -94,11 +97,7 @@ class Shards(ShardCalls):
                 raise WorkerError(
                     f"Shard {shard} died {_MOST_FAILURES} times without one reply in between. The last time: {reason}"
                 )
-            self._lives[shard] += 1
-            self._transport.restart(shard)
-            self._unconfirmed[shard].clear()
-            self._added[shard].clear()
-            self._refused[shard] = 0
+            self._start_again(shard)
             failures = self._failures[shard]
             try:
                 self._reload(shard)
@@ -108,15 +107,25 @@ class Shards(ShardCalls):
                 continue
             break
         self._take_states(shard, states)
-        for part in self._parts_of(shard):
-            part.is_new = True
-        lost = before - sum(part.size() for part in self.parts)
-        self.n_lost += lost * self.parts[0].n_envs
-        self.lost_fraction = lost / max(before, 1)
+        self.n_lost -= sum(part.size() for part in self._parts_of(shard)) * self.parts[0].n_envs
+        self.lost_fraction = max(before - sum(part.size() for part in self.parts), 0) / max(before, 1)
         message = f"Shard {shard} died, and {self.lost_fraction:.1%} of all transitions are lost: {reason}"
         if self._on_loss == "raise":
             raise WorkerError(message)
         logger.warning("%s", message)
+
+    def _start_again(self, shard: int) -> None:
+        """Replace a shard. Until it has said what it has, it counts as empty."""
+        with uninterrupted():
+            self._unknown.add(shard)
+            for part in self._parts_of(shard):
+                self.n_lost += part.size() * part.n_envs
+                part.pos, part.full, part.is_new = 0, False, True
+            self._lives[shard] += 1
+            self._transport.restart(shard)
+            self._unconfirmed[shard].clear()
+            self._added[shard].clear()
+            self._totals[shard] = self._refused[shard] = 0
 
     def _reload(self, shard: int) -> None:
         """Let a new shard have the last save, unless it has files of its own."""
@@ -133,6 +142,7 @@ class Shards(ShardCalls):
     def _take_states(self, shard: int, states: list[PartState]) -> None:
         for part, state in zip(self._parts_of(shard), states, strict=True):
             part.pos, part.full = state
+        self._unknown.discard(shard)
         # An estimate until the next reply: what a new transition has.
         n = sum(part.size() * part.n_envs for part in self._parts_of(shard))
         self._totals[shard] = n * self._new_priority()
@@ -150,6 +160,8 @@ class Shards(ShardCalls):
     def wait_for_room(self, number: int) -> None:
         """Wait until the shard of a part can take a segment. If it died, it is replaced."""
         self._wait_for_room(int(self._homes[number]))
+        if self._unknown:
+            self.refresh()
 
     def send_segment(self, number: int, data: Bytes, before: ReceivedSegment | None, n_transitions: int) -> None:
         shard = int(self._homes[number])
@@ -165,6 +177,8 @@ class Shards(ShardCalls):
     # Batches
 
     def sample(self, batch_size: int, env: VecNormalize | None) -> Any:
+        if self._unknown:
+            self.refresh()
         if self._queue and self._queue[0].n != batch_size:
             self._queue.clear()
         self._ask_ahead(batch_size)
@@ -177,8 +191,8 @@ class Shards(ShardCalls):
 
     def _ask_ahead(self, batch_size: int) -> None:
         """Request batches until enough of them are on their way."""
-        # Fewer messages take less time. But some batches must be left to use until others are ready: half of them if
-        # that takes a call of Ray and decoding, which is longer than most of what a call asks for.
+        # Fewer messages take less time. But some batches must be left to use until the next ones are ready: half of
+        # them if each takes a call of Ray and is decoded here, three quarters if shards write to the learner's memory.
         at_once = max(self._prefetch // (4 if self._are_near else 2), 1)
         while len(self._queue) + at_once <= self._prefetch:
             self._queue += self._request(batch_size, at_once)
@@ -256,6 +270,10 @@ class Shards(ShardCalls):
         if reply.n_refused > self._refused[shard]:
             logger.warning("Shard %d could not ingest a segment: %s", shard, reply.refusal)
             self._refused[shard] = reply.n_refused
+            for part in self._parts_of(shard):  # it may lack references
+                part.is_new = True
+            self.refresh()
+            return reply
         added = self._added[shard]
         while added and added[0][0] <= call.message:
             added.popleft()
@@ -333,6 +351,7 @@ class Shards(ShardCalls):
             self._finished(shard, handle, method)
 
     def reset(self) -> None:
+        self._saved = []
         self.ask_all("reset")
         self.refresh()
 

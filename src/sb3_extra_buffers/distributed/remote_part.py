@@ -61,7 +61,7 @@ class RemotePart:
             continues = last is not None and header.first_step == last.n_steps and not self.is_new
             before = None
             if self.is_new and last is not None:
-                # It has the references, but does not continue what the shard has.
+                # For its references. -1: the new segment does not continue what the shard has.
                 before = ReceivedSegment(header.stream, header.sequence - 1, -1, last.contents)
             received = np.frombuffer(data, dtype=np.uint8)
             self._sender.send_segment(self._number, received, before, n_steps * self.n_envs)

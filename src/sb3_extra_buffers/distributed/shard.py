@@ -90,8 +90,8 @@ class Shard:
         self._buffers = buffers
         self._parts = Parts(buffers, th.device("cpu"))
         self._makers = {key: BlockMaker(stores) for key, stores in self._parts.stores.items()}
-        self._n_steps = [int(part.size()) for part in buffers]
-        """How many steps each part has received."""
+        self._n_steps = [int(part.pos) + (int(part.buffer_size) if part.full else 0) for part in buffers]
+        """How many steps each part has received. Of what was in files, only the last round counts."""
         self._n_unflushed, self._flush_after = [0] * len(buffers), [1] * len(buffers)
         self._n_refused, self._refusal = 0, ""
 
@@ -184,7 +184,10 @@ class Shard:
     def reset(self) -> None:
         for part in self._buffers:
             part.reset()
-        self._n_steps = [0] * len(self._buffers)
+            if self._plan.path is not None:
+                part.flush()
+        n = len(self._buffers)
+        self._n_steps, self._n_unflushed, self._flush_after = [0] * n, [0] * n, [1] * n
 
     def memory_usage(self) -> MemoryUsage:
         return MemoryUsage.of_parts([part.memory_usage() for part in self._buffers])
