@@ -27,7 +27,7 @@ from sb3_extra_buffers.distributed.shard_transport import ShardDied
 from sb3_extra_buffers.errors import CorruptDataError, WorkerError
 from tests.distributed.processes import FORK, ProcessShards
 from tests.distributed.test_sharded_buffer import IMAGES, N_ENVS, VECTORS, filled, make, steps
-from tests.distributed.test_shards import REMOTE, transport_of
+from tests.distributed.test_shards import REMOTE, assert_same_batches, transport_of
 from tests.transitions import assert_same
 
 pytestmark = [
@@ -107,19 +107,7 @@ def test_one_shard_is_the_class_itself(processes: None, cls: Any, space: Any, op
     single = make(cls, space=space, **options)
     sharded = make(space=space, buffer_class=cls, shards=1, prefetch=1, **REMOTE, **options)
     rng = np.random.default_rng(0)
-    for number, step in enumerate(steps(400, space=space)):
-        single.add(*step)
-        sharded.add(*step)
-        if rng.random() < 0.1:
-            batches = []
-            for buffer in (single, sharded):
-                np.random.seed(number)
-                batch = buffer.sample(32)
-                if "alpha" in options:
-                    buffer.update_priorities(batch.indices, np.linspace(-1, 2, 32))
-                    batch = batch._replace(indices=batch.indices & ((1 << 40) - 1))
-                batches.append(tuple(batch))
-            assert_same(batches[0], batches[1])
+    assert_same_batches(single, sharded, steps(400, space=space), lambda number: rng.random() < 0.1)
     sharded.check()
     sharded.close()
     sharded.close()

@@ -206,8 +206,9 @@ class _Link:
         if not self._is_known:
             has_connected = ray.get(self._has_connected, timeout=timeout)
             with uninterrupted():
-                if self._listener is not None:
-                    self._channel = self._listener.accept() if has_connected else None
+                if self._listener is not None and has_connected:
+                    self._channel = self._listener.accept()
+                elif self._listener is not None:
                     self._listener.close()
                 self._is_known = True
                 self._send_waiting()
