@@ -113,6 +113,8 @@ def run_suite(source: Path, buffers: str, arguments: list[str]) -> Outcomes:
 
 
 def node_id(case: ElementTree.Element) -> str:
+    if not case.get("classname"):  # a module that could not be imported
+        return f"{case.get('name', '').replace('.', '/')}.py"
     return f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
 
 
