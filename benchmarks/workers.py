@@ -8,6 +8,7 @@ import os
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,8 @@ from benchmarks.subjects import library_of
 ROOT = Path(__file__).parent.parent
 LIMIT_SECONDS = 900.0
 """The longest that one request may take."""
+REST_SECONDS = 0.02
+"""Between two turns: a subject's OpenMP threads keep a core busy for some milliseconds after its own turn."""
 
 
 class WorkerError(RuntimeError):
@@ -43,7 +46,6 @@ class Worker:
         self.scratch = tempfile.TemporaryDirectory(dir=CACHE)
         environment = {
             **os.environ,
-            "OMP_WAIT_POLICY": "passive",  # threads of a subject that waits for its turn must not keep a core busy
             "PYTHONWARNINGS": "ignore",
             "TMPDIR": self.scratch.name,
             **(variables or {}),
@@ -136,6 +138,7 @@ class Workers:
                 worker.send(do, **arguments)
                 for subject, result in self._collect([worker]).items():
                     found[subject].append(result)
+                time.sleep(REST_SECONDS)
         return {subject: results for subject, results in found.items() if subject not in self.failures}
 
     def _collect(self, workers: list[Worker]) -> dict[str, Any]:

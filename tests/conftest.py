@@ -1,12 +1,17 @@
-"""What all tests share: one thread for torch, and Hypothesis runs that are the same every time."""
+"""What all tests share: one thread for torch, Ctrl-C, and Hypothesis runs that are the same every time."""
 
 from __future__ import annotations
+
+import signal
 
 import torch as th
 from hypothesis import HealthCheck, settings
 
 # The suite runs in as many processes as there are cores. Torch's threads would only get in their way.
 th.set_num_threads(1)
+
+# A shell starts programs in the background with Ctrl-C ignored, which some tests send to themselves.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile(
     "repeatable",

@@ -34,6 +34,7 @@ from benchmarks.recordings import load_recording, longest_recording
 from benchmarks.results import Figure
 from benchmarks.streams import Stream
 from benchmarks.targets import PAUSE, Targets, is_within, targets_of
+from benchmarks.worker import WARM_UP_STEPS
 from benchmarks.workers import Workers
 
 SB3 = "sb3"
@@ -169,6 +170,8 @@ def measure(
         workers.at_once("make", stream=asdict(stream))
         fixed = workers.at_once("fixed_cost")
         filled = workers.at_once("fill_and_watch", steps=stream.steps)
+        # What was stored before auto had chosen is overwritten, as it soon is in a buffer that is in use.
+        workers.at_once("fill", steps=min(WARM_UP_STEPS, stream.steps))
         memory, usage = workers.at_once("growth"), workers.at_once("usage")
         turns = {
             size: workers.in_turn(effort.rounds, "add_and_sample", batch_size=size, times=effort.pairs)

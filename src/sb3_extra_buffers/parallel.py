@@ -36,6 +36,8 @@ _LONGEST_PAUSE = 128
 """In batches. After so many, a busy machine is asked again whether it has time for a team."""
 _TOO_LONG = 4
 """How many times as long as one thread alone a team may take if it comes late. Waking it up takes less."""
+_TEAM_SPEEDUP = 1.7
+"""Of two threads, for batches that are just worth a team. More threads only make it larger."""
 _pool: ThreadPoolExecutor | None = None
 _pause = _n_alone = 0
 """How many batches the last pause had, and how many of the current one are left."""
@@ -73,6 +75,14 @@ def team_for(n_bytes: int) -> Team | None:
         return ALONE
     # Always the same number: OpenMP ends the threads that a smaller team does not need, and starts them again later.
     return Team(parallel, n_threads)
+
+
+def expected_speedup(n_bytes: int) -> float:
+    """How many times as fast a batch of ``n_bytes`` is written as by one thread, while nothing else runs."""
+    import torch as th
+
+    has_team = n_bytes >= _BYTES_WORTH_A_TEAM and th.get_num_threads() > 1 and not _forked and _parallel_function()
+    return _TEAM_SPEEDUP if has_team else 1.0
 
 
 def learn_from(team: Team, n_in_time: int, time: float) -> None:

@@ -23,7 +23,7 @@ from sb3_extra_buffers.storage.pickling import unpickled
 FIXTURES = Path(__file__).parent / "fixtures"
 UPDATE = os.environ.get("UPDATE_CODEC_FIXTURES") == "1"
 
-DEFINED_HERE = ("none", "rle", "rle-jit")
+DEFINED_HERE = ("none", "rle", "rle-jit", "bitpack")
 METHOD_LEVELS = (
     "none",
     "rle",
@@ -34,6 +34,7 @@ METHOD_LEVELS = (
     *("lz4-frame/-10", "lz4-frame/0", "lz4-frame/9", "lz4-frame/16"),
     *("lz4-block/-10", "lz4-block/0", "lz4-block/9", "lz4-block/16"),
     "delta",
+    "bitpack",
     "delta-zstd/6",
 )
 # A record format that is no method any more: ``delta`` of 1.0.0.dev0, and of buffers on a GPU.

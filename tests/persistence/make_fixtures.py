@@ -37,6 +37,7 @@ FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "CompressedReplayBuffer",
         {"compression_method": "delta-zstd", "compression_kwargs": {"frames_per_record": 4}, "frame_stack": 4},
     ),
+    "bitpack": ("CompressedReplayBuffer", {"space": RGB, "compression_method": "bitpack"}),
     "indexed-colour": (
         "CompressedReplayBuffer",
         {"space": RGB, "frame_stack": 4, "compression_method": "delta", "compression_kwargs": {"indexed_colour": True}},

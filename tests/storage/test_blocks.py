@@ -23,7 +23,8 @@ def block_of(buffer: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("method", "part"), [("delta", "data"), ("none", "rows"), ("rle", "rows"), ("zstd-dict", "rows")]
+    ("method", "part"),
+    [("delta", "data"), ("bitpack", "data"), ("none", "rows"), ("rle", "rows"), ("zstd-dict", "rows")],
 )
 def test_what_is_sent_is_what_was_stored(method: str, part: str) -> None:
     buffer = make(compression_method=method, frame_stack=4)

@@ -33,7 +33,7 @@ from sb3_extra_buffers.state import SavedState, State
 Bytes = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint32]
-RecordFormat = Literal["raw", "delta", "zstd", "delta-zstd"]
+RecordFormat = Literal["raw", "delta", "bitpack", "zstd", "delta-zstd"]
 
 NO_REFERENCE = 0
 """The reference number of records that need nothing but their own bytes."""
@@ -88,6 +88,9 @@ class Codec(ABC):
 
     distances: Indices = np.zeros(0, dtype=np.int64)
     """With the format ``"delta"``: the sources of matches; see :mod:`.delta`."""
+
+    predictors: Indices = np.zeros((0, 4), dtype=np.int64)
+    """With the format ``"bitpack"``: what blocks are predicted by; see :func:`.default_predictors`."""
 
     def __init__(self, frame: FrameSpec) -> None:
         self.frame = frame

@@ -22,20 +22,22 @@ VECTOR_BYTES = 64
 """No function here reads or writes further than this beyond the bytes that it is asked for."""
 
 
-def _load(builder: Any, address: Any, kind: Any) -> Any:
+def emit_load(builder: Any, address: Any, kind: Any) -> Any:
+    """For intrinsics: read a number or a vector from any address."""
     value = builder.load(builder.inttoptr(address, kind.as_pointer()))
     value.align = 1
     return value
 
 
-def _store(builder: Any, value: Any, address: Any) -> None:
+def emit_store(builder: Any, value: Any, address: Any) -> None:
+    """For intrinsics: write a number or a vector to any address."""
     builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = 1
 
 
 def _loading(n_bits: int, kind: Any = types.int64) -> Any:
     def load(typing_context: Any, address: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            value = _load(builder, arguments[0], ir.IntType(n_bits))
+            value = emit_load(builder, arguments[0], ir.IntType(n_bits))
             return value if n_bits == 64 else builder.zext(value, _INTEGER)
 
         return kind(types.intp), generate
@@ -47,7 +49,7 @@ def _storing(n_bits: int) -> Any:
     def store(typing_context: Any, address: Any, value: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             value = arguments[1] if n_bits == 64 else builder.trunc(arguments[1], ir.IntType(n_bits))
-            _store(builder, value, arguments[0])
+            emit_store(builder, value, arguments[0])
             return context.get_dummy_value()
 
         return types.void(types.intp, types.uint64 if n_bits == 64 else types.int64), generate
@@ -58,7 +60,7 @@ def _storing(n_bits: int) -> Any:
 def _copying(n_bytes: int) -> Any:
     def copy(typing_context: Any, target: Any, source: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            _store(builder, _load(builder, arguments[1], ir.VectorType(_BYTE, n_bytes)), arguments[0])
+            emit_store(builder, emit_load(builder, arguments[1], ir.VectorType(_BYTE, n_bytes)), arguments[0])
             return context.get_dummy_value()
 
         return types.void(types.intp, types.intp), generate
@@ -73,13 +75,15 @@ def _store_first_bytes(builder: Any, vector: Any, address: Any, count: Any) -> N
     counts = builder.insert_element(undefined, builder.trunc(count, _BYTE), ir.Constant(_LANE_INDEX, 0))
     counts = builder.shuffle_vector(counts, undefined, ir.Constant(ir.VectorType(_LANE_INDEX, 32), [0] * 32))
     chosen = builder.icmp_unsigned("<", ir.Constant(kind, list(range(32))), counts)
-    _store(builder, builder.select(chosen, builder.bitcast(vector, kind), _load(builder, address, kind)), address)
+    emit_store(
+        builder, builder.select(chosen, builder.bitcast(vector, kind), emit_load(builder, address, kind)), address
+    )
 
 
 def _copy_first32(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         target, source, count = arguments
-        _store_first_bytes(builder, _load(builder, source, ir.VectorType(_BYTE, 32)), target, count)
+        _store_first_bytes(builder, emit_load(builder, source, ir.VectorType(_BYTE, 32)), target, count)
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp, types.intp), generate
@@ -101,7 +105,7 @@ def _write_first32(
 
 def _equal_bytes(typing_context: Any, first: Any, second: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        values = [_load(builder, address, ir.VectorType(_BYTE, 64)) for address in arguments]
+        values = [emit_load(builder, address, ir.VectorType(_BYTE, 64)) for address in arguments]
         return builder.bitcast(builder.icmp_unsigned("==", *values), _INTEGER)
 
     return types.uint64(types.intp, types.intp), generate
@@ -121,7 +125,7 @@ load8, load16, load32, load64 = _loading(8), _loading(16), _loading(32), _loadin
 """``load(address)``: an unsigned number of so many bits."""
 load_int = _loading(64)
 """``load_int(address)``: a signed number of 64 bits."""
-store8, store16, store64 = _storing(8), _storing(16), _storing(64)
+store8, store16, store32, store64 = _storing(8), _storing(16), _storing(32), _storing(64)
 """``store(address, value)``."""
 copy32, copy64 = _copying(32), _copying(64)
 """``copy(target, source)``: so many bytes."""

@@ -51,6 +51,7 @@ METHODS: dict[str, Entry] = {
     "lz4-frame": Entry("lz4_frame", "Lz4FrameCodec", "lz4", "lz4"),
     "lz4-block": Entry("lz4_block", "Lz4BlockCodec", "lz4", "lz4"),
     "delta": Entry("delta", "DeltaCodec"),
+    "bitpack": Entry("bitpack", "BitpackCodec"),
     "delta-zstd": Entry("delta_zstd", "DeltaZstdCodec", "zstandard", "zstd"),
     "zstd-dict": Entry("zstd_dict", "ZstdDictCodec", "zstandard", "zstd"),
 }

@@ -147,7 +147,9 @@ def _decode(blocks: list[Any], store: BaseStore, outs: list[npt.NDArray[Any]]) -
             np.full(n, np.iinfo(np.int64).max), block["data"], np.array(starts), lengths.astype(np.uint32),
             references.astype(np.uint32), codec.frames_per_record, np.array(block["table"]),
         )  # fmt: skip
-        kernels.describe(table, number, _NO_RING, *arrays, codec.distances, decompress, _NO_DICTIONARIES)
+        kernels.describe(
+            table, number, _NO_RING, *arrays, codec.distances, codec.predictors, decompress, _NO_DICTIONARIES
+        )
         kept.append(arrays)
 
     def gather(frames: list[Bytes]) -> None:

@@ -7,7 +7,7 @@ Among the others, the cost decides, which weighs bytes against time. Where no co
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from sb3_extra_buffers.codecs.availability import has_numba
 from sb3_extra_buffers.codecs.registry import available_methods, parse_method
+from sb3_extra_buffers.parallel import expected_speedup
 from sb3_extra_buffers.storage.config import CodecRecipe, Preference
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.stacking import RGB, StackLayout
@@ -22,12 +23,13 @@ from sb3_extra_buffers.storage.stacking import RGB, StackLayout
 TIME_WEIGHTS: dict[Preference, float] = {"speed": 4.0, "balanced": 0.85, "memory": 0.05}
 """Cost is bytes times time to this power. When balanced, half the memory is worth a little more than twice the time."""
 TIME_WEIGHT = TIME_WEIGHTS["balanced"]
-SLOWEST_READ: dict[Preference, float] = {"speed": 1.0, "balanced": 1.0, "memory": 3.0}
-"""How long reading an observation may take, compared with SB3's buffer."""
-SB3_READS = 4
-"""How much longer SB3's buffer takes to read an observation than trials take to copy one, which is in the cache. It
-copies observations into a batch and the batch into a tensor, each time to fresh memory, and most of what it reads is in
-no cache. Measured by ``python -m benchmarks.studies.codecs``: 2.8 to 4.7 for 17 workloads, 3.9 to 4.7 for Atari."""
+SLOWEST_READ: dict[Preference, float] = {"speed": 1.0, "balanced": 1.1, "memory": 3.0}
+"""How long reading an observation may take, compared with SB3's buffer. The little more leaves room for noise."""
+SB3_FINDS, SB3_READS = 0.35, 2.75
+"""To read an observation takes SB3's buffer about 0.35 µs, and 2.75 times as long as trials take to copy one. It copies
+observations into a batch and the batch into a tensor, and most of what it reads is in no cache, while what trials copy
+is. Measured by ``python -m benchmarks.studies.codecs``."""
+_USUAL_BATCH = 32
 _FIXED_BYTES = 64
 """About the size of a transition without its frame, whatever the codec."""
 _SMALL_ENOUGH: dict[Preference, float] = {"speed": 1 / 64, "balanced": 1 / 64, "memory": 0.0}
@@ -36,6 +38,7 @@ _LEAST_SAVING = 0.1
 _READS = 8
 """How often an observation is read for each time that it is stored: by DQN with its usual batches, and by PPO."""
 _READ_AT_MOST = 1 << 19
+_READ_TIMES = 5
 _MOST_LANES = 2
 SMALLEST_FRAME = 512
 """Smaller frames are not compressed: finding their records would cost too much."""
@@ -46,7 +49,9 @@ NONE = CodecRecipe(parse_method("none"))
 DELTA = CodecRecipe(parse_method("delta"))
 _SHORT_CHAINS = CodecRecipe(parse_method("delta"), {"frames_per_record": 4})
 """Larger and faster to read. Best for frames that change a lot and are not stacked."""
-_CANDIDATES = [DELTA, _SHORT_CHAINS, CodecRecipe(parse_method("zstd-dict/3"))]
+BITPACK = CodecRecipe(parse_method("bitpack"))
+"""For images full of texture or noise."""
+_CANDIDATES = [DELTA, _SHORT_CHAINS, BITPACK, CodecRecipe(parse_method("zstd-dict/3"))]
 _WITHOUT_NUMBA = [CodecRecipe(parse_method(method)) for method in ("zstd/3", "lz4-frame/0", "igzip/1", "gzip/1")]
 DELTA_ZSTD = CodecRecipe(parse_method("delta-zstd"))
 _FOR_MEMORY = [DELTA_ZSTD, CodecRecipe(parse_method("delta-zstd"), {"frames_per_record": 4})]
@@ -84,6 +89,8 @@ class Trial:
     frame_bytes: float
     storing: float
     reading: float
+    has_references: bool = False
+    """Whether a frame of its own is needed to read an observation."""
 
     def cost(self, prefer: Preference) -> float:
         memory = self.frame_bytes + _FIXED_BYTES + _SMALL_ENOUGH[prefer] * self.raw_bytes
@@ -123,6 +130,8 @@ class Trials:
         ]
         self._unread = list(self._candidates)
         self._prefer, self._current = prefer, current
+        # SB3 uses one thread for a batch.
+        self._speedup = expected_speedup(2 * _USUAL_BATCH * layout.stack * layout.frame.nbytes)
         self._n_steps, self._step = n_steps, 0
 
     def add(self, observations: npt.NDArray[Any]) -> None:
@@ -142,10 +151,16 @@ class Trials:
     def is_complete(self) -> bool:
         return not self._unread
 
+    def _results(self) -> list[Trial]:
+        none, *others = (candidate.result() for candidate in self._candidates)
+        # In a full buffer, a reference frame is in no cache, and reading it takes about as long again as copying it.
+        extra = {True: none.reading, False: 0.0}
+        return [none, *(replace(trial, reading=trial.reading + extra[trial.has_references]) for trial in others)]
+
     def best(self) -> Trial:
-        trials = [candidate.result() for candidate in self._candidates]
+        trials = self._results()
         none = trials[0]
-        slowest = SB3_READS * none.reading * SLOWEST_READ[self._prefer]
+        slowest = self._limit(none) * SLOWEST_READ[self._prefer]
         eligible = [
             trial
             for trial in trials[1:]
@@ -157,11 +172,14 @@ class Trials:
         stay = [trial for trial in eligible if trial.recipe == self._current]
         return stay[0] if stay and best.cost(self._prefer) > _STAY[self._prefer] * stay[0].cost(self._prefer) else best
 
+    def _limit(self, none: Trial) -> float:
+        """How long one thread may take to read an observation, so that sampling takes as long as from SB3's buffer."""
+        return self._speedup * (SB3_FINDS + SB3_READS * none.reading)
+
     def __str__(self) -> str:
         """What was measured, for people."""
-        trials = [candidate.result() for candidate in self._candidates]
-        limit = SB3_READS * trials[0].reading
-        return f"{'; '.join(map(str, trials))}; SB3 would read in about {limit:.1f} µs"
+        trials = self._results()
+        return f"{'; '.join(map(str, trials))}; more than {self._limit(trials[0]):.1f} µs would be slower than SB3"
 
 
 class _Candidate:
@@ -200,12 +218,18 @@ class _Candidate:
         if len(lanes) == 0:
             return
         outs = [np.empty((len(lanes), layout.stack, layout.frame.nbytes), dtype=np.uint8) for _ in range(2)]
-        seconds = []
-        for _ in range(5):
+
+        def seconds(n: int, firsts: npt.NDArray[np.int64]) -> float:
             began = time.thread_time()
-            store.gather(lanes, np.stack([firsts, firsts + 1]), outs)
-            seconds.append(time.thread_time() - began)
-        self._reading = min(seconds) / len(lanes) / 2
+            store.gather(lanes[:n], np.stack([firsts, firsts + 1])[:, :n], [out[:n] for out in outs])
+            return time.thread_time() - began
+
+        # A processor soon knows the branches of a decoder that reads the same again and again, so decoders never do.
+        others = [np.maximum(firsts - i * apart // _READ_TIMES, 0) for i in range(_READ_TIMES)]
+        times = [seconds(len(lanes), firsts if self._recipe == NONE else other) for other in others]
+        whole = min(times) if self._recipe == NONE else float(np.median(times))
+        alone = min(seconds(1, firsts) for _ in others)  # what a call takes, however much it reads, is left out
+        self._reading = max(whole - alone, 0.0) / max(len(lanes) - 1, 1) / 2
 
     def result(self) -> Trial:
         n_frames, raw_bytes = int(self._store.encoded.sum()) - self._frames_before, self._layout.frame.nbytes
@@ -215,4 +239,5 @@ class _Candidate:
             (self._store.arena.live_bytes - self._bytes_before) / n_frames if n_frames else raw_bytes,
             1e6 * self._seconds / max(self._n_observations, 1) + 1e-3,
             1e6 * self._reading + 1e-3,
+            len(self._store.codec.reference_frames) > 1,
         )

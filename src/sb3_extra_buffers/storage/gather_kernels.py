@@ -1,8 +1,8 @@
 """The compiled form of :mod:`.gathering`. Import through :func:`sb3_extra_buffers.compiled.load_kernels` only.
 
-Four record formats are known: raw records, those of ``delta``, those of libzstd, and those of ``delta`` that libzstd
-has compressed. How a record is decoded stands beside its codec, in :mod:`sb3_extra_buffers.codecs.delta_kernels` and
-:mod:`sb3_extra_buffers.codecs.zstd_kernels`.
+Five record formats are known: raw records, those of ``delta``, ``bitpack`` and libzstd, and those of ``delta`` that
+libzstd has compressed. How a record is decoded stands beside its codec, in the kernels of
+:mod:`sb3_extra_buffers.codecs`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices
+from sb3_extra_buffers.codecs.bitpack_kernels import packed_frame, unpack_frame
 from sb3_extra_buffers.codecs.delta_kernels import follow, frame_header, is_consistent, restart_before
 from sb3_extra_buffers.codecs.memory_kernels import address, call, copy, load32, load_int
 from sb3_extra_buffers.codecs.zstd_kernels import decompress_record
@@ -32,7 +33,7 @@ _ROWS_AT_ONCE = 2
 SOURCE = np.dtype(
     [(name, np.int64) for name in ("ring_size", "data_bytes", "capacity", "n_references", "n_words", "n_dictionaries")]
     + [(name, np.int64) for name in ("group", "distances", "ring", "encoded", "data", "starts", "lengths")]
-    + [(name, np.int64) for name in ("references", "table", "decompress", "dictionaries")]
+    + [(name, np.int64) for name in ("references", "table", "predictors", "decompress", "dictionaries")]
 )
 """What threads need to know about a frame store: sizes, and addresses of arrays."""
 _SOURCES = from_dtype(SOURCE)[::1]
@@ -99,7 +100,7 @@ def _gather_run(task: Any, store: Any, row: int, begin: int, stop: int, context:
                         decompressed, record_bytes,
                     )  # fmt: skip
                     start, data_end = decompressed, decompressed + record_bytes
-                if length != record_bytes:
+                if length != record_bytes and not store.predictors:
                     if reference >= store.n_references or not is_consistent(start, length, group, size):
                         return False
                     reference = store.table + 4 * store.n_words * reference
@@ -108,6 +109,8 @@ def _gather_run(task: Any, store: Any, row: int, begin: int, stop: int, context:
                         copy(scratch, reference, size)
             if length == record_bytes:
                 source = start + inside * size
+            elif store.predictors:
+                source = 0  # it is decoded to where it is wanted first
             else:
                 source = scratch
                 while following <= inside:
@@ -118,8 +121,14 @@ def _gather_run(task: Any, store: Any, row: int, begin: int, stop: int, context:
         for i in range(task.n_batches):
             place = number - load_int(task.firsts + 8 * (i * task.n + row))
             if 0 <= place < task.stack:
-                outs = task.outs_1 if i else task.outs_0
-                copy(outs + size * (row * task.stack + place), source, size)
+                target = (task.outs_1 if i else task.outs_0) + size * (row * task.stack + place)
+                if source:
+                    copy(target, source, size)
+                else:
+                    packed, packed_end = packed_frame(start, length, inside, group)
+                    if packed == 0 or not unpack_frame(target, size, packed, packed_end, store.predictors):
+                        return False
+                    source = target
     return True
 
 
@@ -158,11 +167,12 @@ TAKE_PART = _take_part.address
 
 @njit(
     types.void(
-        _SOURCES, _INT, _FRAMES, _INTS, _STORED, _INTS_2D, _WORDS_2D, _WORDS_2D, _INT, _WORDS_2D, _INTS, _INT, _INTS
+        _SOURCES, _INT, _FRAMES, _INTS, _STORED, _INTS_2D, _WORDS_2D, _WORDS_2D, _INT, _WORDS_2D, _INTS, _INTS_2D, _INT,
+        _INTS,
     ),
     nogil=True,
     cache=True,
-)
+)  # fmt: skip
 def describe(
     sources: Any,
     number: int,
@@ -175,6 +185,7 @@ def describe(
     group: int,
     table: Words,
     distances: Indices,
+    predictors: Indices,
     decompress: int,
     dictionaries: Indices,
 ) -> None:
@@ -182,6 +193,7 @@ def describe(
 
     :param table: The reference frames of ``delta`` records; none for other records.
     :param distances: Those of :class:`.DeltaCodec`.
+    :param predictors: Those of :class:`.BitpackCodec`; none for other records.
     :param decompress: The address of ``ZSTD_decompress_usingDDict`` if libzstd decompresses the records, otherwise 0.
     :param dictionaries: Addresses of libzstd's dictionaries, by reference.
     """
@@ -192,6 +204,7 @@ def describe(
     store.ring, store.encoded, store.data = ring.ctypes.data, encoded.ctypes.data, data.ctypes.data
     store.starts, store.lengths, store.references = starts.ctypes.data, lengths.ctypes.data, references.ctypes.data
     store.table, store.dictionaries = table.ctypes.data, dictionaries.ctypes.data
+    store.predictors = predictors.ctypes.data if len(predictors) else 0
 
 
 @njit(types.int64(_SOURCES, _INTS, _INTS, _INTS_2D, _FRAMES, _FRAMES, _INTS, _INT, _INT, _INT), nogil=True, cache=True)
@@ -242,7 +255,7 @@ def gather_from(
 @njit(
     types.int64(
         _INTS, _INTS_2D, _FRAMES, _FRAMES, _FRAMES, _INTS, _STORED, _INTS_2D, _WORDS_2D, _WORDS_2D, _INT, _WORDS_2D,
-        _INTS, _INT, _INTS, _INTS, _INT, _INT, _INT,
+        _INTS, _INTS_2D, _INT, _INTS, _INTS, _INT, _INT, _INT,
     ),
     nogil=True,
     cache=True,
@@ -261,6 +274,7 @@ def gather(
     group: int,
     table: Words,
     distances: Indices,
+    predictors: Indices,
     decompress: int,
     dictionaries: Indices,
     contexts: Indices,
@@ -271,8 +285,9 @@ def gather(
     """:func:`describe` and :func:`gather_from` in one call, for one frame store."""
     sources = np.empty(1, dtype=SOURCE)
     describe(
-        sources, 0, ring, encoded, data, starts, lengths, references, group, table, distances, decompress, dictionaries
-    )
+        sources, 0, ring, encoded, data, starts, lengths, references, group, table, distances, predictors,
+        decompress, dictionaries,
+    )  # fmt: skip
     numbers = np.empty(0, dtype=np.int64)
     return gather_from(sources, numbers, lanes, firsts, outs_0, outs_1, contexts, take_part, parallel, n_threads)
 

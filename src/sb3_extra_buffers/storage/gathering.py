@@ -184,7 +184,7 @@ def gather_frames(store: RecordIndex, lanes: Indices, firsts: Indices, outs: lis
             lanes[part], np.ascontiguousarray(firsts[:, part]), outs[0][part], outs[-1][part], store.ring,
             store.encoded, store.arena.data, store.starts, store.lengths, store.references,
             store.codec.frames_per_record, store.codec.reference_frames, store.codec.distances,
-            decompress, store.codec.dictionary_addresses, contexts, kernels.TAKE_PART, *team,
+            store.codec.predictors, decompress, store.codec.dictionary_addresses, contexts, kernels.TAKE_PART, *team,
         )  # fmt: skip
         return n_in_time
 

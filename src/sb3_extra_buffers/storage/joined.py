@@ -231,8 +231,8 @@ class JoinedStores:
                 self._kernels, self._table = kernels, np.zeros(len(stores), dtype=kernels.SOURCE)
             kernels.describe(
                 self._table, number, frames.ring, frames.encoded, data, frames.starts, frames.lengths,
-                frames.references, codec.frames_per_record, codec.reference_frames, codec.distances, decompress,
-                codec.dictionary_addresses,
+                frames.references, codec.frames_per_record, codec.reference_frames, codec.distances,
+                codec.predictors, decompress, codec.dictionary_addresses,
             )  # fmt: skip
             # No strong reference to the bytes: they could not grow in place any more.
             self._described[number] = (weakref.ref(data), *arrays)

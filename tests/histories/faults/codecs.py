@@ -9,6 +9,7 @@ ZSTD_DICT, DELTA_ZSTD = "codecs/zstd_dict.py", "codecs/delta_zstd.py"
 COUNTS = "codecs/references.py"
 DELTA_ENCODE = "codecs/delta_encode_kernels.py"
 DELTA_DECODE = "codecs/delta_kernels.py"
+BITPACK, BITPACK_KERNELS = "codecs/bitpack.py", "codecs/bitpack_kernels.py"
 GATHERING = "storage/gather_kernels.py"
 
 CODEC_FAULTS = [
@@ -144,10 +145,34 @@ CODEC_FAULTS = [
         "    first, length = load64(target - distance - 1), distance",
     ),
     Fault(
+        "bitpack: blocks without differences lose their offset",
+        BITPACK_KERNELS,
+        "unpack_block(block, at, width, word >> 8, first",
+        "unpack_block(block, at, width, word >> 8 if width else 0, first",
+    ),
+    Fault(
+        "bitpack: the last bytes of a frame are left out",
+        BITPACK_KERNELS,
+        "    copy(target + position, at, size - position)\n",
+        "    copy(target + position, at, (size - position) // 2)\n",
+    ),
+    Fault(
+        "bitpack: a frame is taken from its neighbour in the record",
+        BITPACK_KERNELS,
+        "        if i == number:",
+        "        if i == number // 2 * 2:",
+    ),
+    Fault(
+        "bitpack: predictors are in another order after a load",
+        BITPACK,
+        '        return {"predictors": self.predictors}',
+        '        return {"predictors": self.predictors[[0, 2, 1, *range(3, N_PREDICTORS)]]}',
+    ),
+    Fault(
         "gathering: a frame is copied without its last byte",
         GATHERING,
-        "copy(outs + size * (row * task.stack + place), source, size)",
-        "copy(outs + size * (row * task.stack + place), source, size - 1)",
+        "copy(target, source, size)",
+        "copy(target, source, size - 1)",
     ),
     Fault(
         "gathering: a frame of the next observation is left out",

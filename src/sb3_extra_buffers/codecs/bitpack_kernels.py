@@ -1,0 +1,269 @@
+"""Compiled form of :mod:`.bitpack`. Import through :func:`sb3_extra_buffers.compiled.load_kernels` only.
+
+A block is one vector. What differs from block to block is data, not code: a decoder without branches never has to guess
+which way to go. All places are addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from sb3_extra_buffers.codecs.base import Bytes, Indices
+from sb3_extra_buffers.codecs.bitpack import BLOCK_BYTES, N_PREDICTORS, PADDING
+from sb3_extra_buffers.codecs.memory_kernels import (
+    address,
+    copy,
+    emit_load,
+    emit_store,
+    leading_zeros,
+    load16,
+    load32,
+    load_int,
+    store16,
+    store32,
+    store64,
+)
+
+_INT, _INTS, _TABLE, _FRAMES = types.int64, types.int64[::1], types.int64[:, ::1], types.uint8[:, :, ::1]
+_STORED, _STORED_FRAMES = (types.Array(types.uint8, n, "C", readonly=True) for n in (1, 3))
+
+_BYTE, _LANE_INDEX, _INTEGER = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_BYTES, _WORDS = ir.VectorType(_BYTE, BLOCK_BYTES), ir.VectorType(_INTEGER, BLOCK_BYTES // 8)
+_PREDICTOR_BYTES = 32
+
+
+def _number(value: int) -> Any:
+    return ir.Constant(_INTEGER, value)
+
+
+def _in_all(builder: Any, value: Any, kind: Any) -> Any:
+    """A vector of equal numbers."""
+    undefined = ir.Constant(kind, ir.Undefined)
+    if value.type != kind.element:
+        value = builder.trunc(value, kind.element)
+    first = builder.insert_element(undefined, value, ir.Constant(_LANE_INDEX, 0))
+    return builder.shuffle_vector(
+        first, undefined, ir.Constant(ir.VectorType(_LANE_INDEX, kind.count), [0] * kind.count)
+    )
+
+
+def _differences(builder: Any, source: Any, places: Any) -> Any:
+    """A block minus its prediction."""
+    block, first, second, third = (emit_load(builder, place, _BYTES) for place in (source, *places))
+    return builder.add(builder.sub(builder.sub(block, first), second), third)
+
+
+def _fields_of(width: int) -> Iterator[tuple[int, int, int]]:
+    """How one integer of eight fields becomes eight bytes: in three steps, the upper half of the fields moves up.
+
+    For each step: how far, and masks of the lower and of the upper half, when they are where they belong.
+    """
+    for bits in (32, 16, 8):
+        used = width * bits // 8
+        lower = ((1 << used) - 1) * sum(1 << at for at in range(0, 64, 2 * bits))
+        yield bits - used, lower, lower << bits
+
+
+_FIELDS = [number for width in range(9) for step in _fields_of(width) for number in step]
+
+
+def _fields(builder: Any, width: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """:func:`_fields_of` a width that is known when the kernel runs."""
+    numbers = ir.ArrayType(_INTEGER, len(_FIELDS))
+    table = cgutils.global_constant(builder.module, "bitpack.fields", ir.Constant(numbers, _FIELDS))  # type: ignore[no-untyped-call]
+    first = builder.mul(width, _number(9))
+    for i in range(0, 9, 3):
+        places = [builder.gep(table, [_number(0), builder.add(first, _number(i + j))], inbounds=True) for j in range(3)]
+        distance, lower, upper = (_in_all(builder, builder.load(place), _WORDS) for place in places)
+        yield distance, lower, upper
+
+
+def _unpack_block(
+    typing_context: Any, target: Any, packed: Any, width: Any, offset: Any, first: Any, second: Any, third: Any
+) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        target, packed, width, offset, *places = arguments
+        words = ir.Constant(_WORDS, ir.Undefined)
+        for i in range(_WORDS.count):
+            word = emit_load(builder, builder.add(packed, builder.mul(width, _number(i))), _INTEGER)
+            words = builder.insert_element(words, word, ir.Constant(_LANE_INDEX, i))
+        for distance, lower, upper in _fields(builder, width):
+            moved = builder.and_(builder.shl(words, distance), upper)
+            words = builder.or_(builder.and_(words, lower), moved)
+        block = builder.add(builder.bitcast(words, _BYTES), _in_all(builder, offset, _BYTES))
+        first, second, third = (emit_load(builder, place, _BYTES) for place in places)
+        block = builder.add(block, builder.sub(builder.add(first, second), third))
+        emit_store(builder, block, target)
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 7), generate
+
+
+def _pack_block(
+    typing_context: Any, packed: Any, source: Any, width: Any, offset: Any, first: Any, second: Any, third: Any
+) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        packed, source, width, offset, *places = arguments
+        differences = _differences(builder, source, places)
+        words = builder.bitcast(builder.sub(differences, _in_all(builder, offset, _BYTES)), _WORDS)
+        for distance, lower, upper in reversed(list(_fields(builder, width))):
+            moved = builder.lshr(builder.and_(words, upper), distance)
+            words = builder.or_(builder.and_(words, lower), moved)
+        for i in range(_WORDS.count):
+            word = builder.extract_element(words, ir.Constant(_LANE_INDEX, i))
+            emit_store(builder, word, builder.add(packed, builder.mul(width, _number(i))))
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 7), generate
+
+
+def _extremes(typing_context: Any, source: Any, bias: Any, first: Any, second: Any, third: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source, bias, *places = arguments
+        values = builder.xor(_differences(builder, source, places), _in_all(builder, bias, _BYTES))
+        kind, found = ir.FunctionType(_BYTE, [_BYTES]), []
+        for name in ("umin", "umax"):
+            name = f"llvm.vector.reduce.{name}.v{BLOCK_BYTES}i8"
+            reduce = cgutils.get_or_insert_function(builder.module, kind, name)  # type: ignore[no-untyped-call]
+            found.append(builder.zext(builder.call(reduce, [values]), _INTEGER))
+        return context.make_tuple(builder, signature.return_type, found)
+
+    return types.UniTuple(types.int64, 2)(*[types.intp] * 5), generate  # type: ignore[no-untyped-call]
+
+
+unpack_block: Any = intrinsic(_unpack_block)
+"""``unpack(target, packed, width, offset, *places)``: write a block. Its prediction is made of the three places."""
+pack_block: Any = intrinsic(_pack_block)
+"""``pack(packed, source, width, offset, *places)``: write the differences of a block, and up to 8 bytes after them."""
+extremes: Any = intrinsic(_extremes)
+"""``extremes(source, bias, *places)``: the smallest and largest difference of a block, all of them XOR ``bias``."""
+
+
+@njit(nogil=True, cache=True)
+def _places(block: int, entry: int, zeros: int) -> tuple[int, int, int]:
+    """The places that a predictor predicts a block by."""
+    first, second, third = load_int(entry + 8), load_int(entry + 16), load_int(entry + 24)
+    return block - first if first else zeros, block - second if second else zeros, block - third if third else zeros
+
+
+@njit(nogil=True, cache=True)
+def packed_frame(record: int, length: int, number: int, group: int) -> tuple[int, int]:
+    """Where a record's frame ``number`` begins and ends; (0, 0) if the record's length contradicts its sizes."""
+    end = record + 4 * group
+    if length < 4 * group + PADDING:
+        return 0, 0
+    begin, stop = end, end
+    for i in range(group):
+        size = load32(record + 4 * i)
+        if i == number:
+            begin, stop = end, end + size
+        end += size
+    return (begin, stop) if end + PADDING == record + length else (0, 0)
+
+
+@njit(nogil=True, cache=True)
+def unpack_frame(target: int, size: int, at: int, end: int, predictors: int) -> bool:
+    """Decode the frame from ``at`` to ``end``; false if it is corrupt.
+
+    :param predictors: The codec's table. The first predictor is none, so its entry is a block of zeros.
+    """
+    n_blocks = size // BLOCK_BYTES
+    header, position = at, np.int64(0)
+    at += 2 * n_blocks
+    if at > end:
+        return False
+    for number in range(n_blocks):
+        word = load16(header + 2 * number)
+        entry, width = predictors + _PREDICTOR_BYTES * (word & 15), (word >> 4) & 15
+        if width > 8 or at + 4 * width > end or load_int(entry) > position:
+            return False
+        block = target + position
+        first, second, third = _places(block, entry, predictors)
+        unpack_block(block, at, width, word >> 8, first, second, third)
+        at, position = at + 4 * width, position + BLOCK_BYTES
+    if end - at != size - position:
+        return False
+    copy(target + position, at, size - position)
+    return True
+
+
+@njit(nogil=True, cache=True)
+def _pack_frame(frame: int, size: int, out: int, predictors: int) -> int:
+    """Encode a frame, and return its size."""
+    n_blocks = size // BLOCK_BYTES
+    at, position = out + 2 * n_blocks, np.int64(0)
+    for number in range(n_blocks):
+        block = frame + position
+        width, offset, chosen = np.int64(9), np.int64(0), np.int64(0)
+        for i in range(N_PREDICTORS):
+            entry = predictors + _PREDICTOR_BYTES * i
+            reach = load_int(entry)
+            if reach > position or (reach == 0 and i > 0):
+                continue
+            # Differences to a prediction are around zero, so they are compared as signed numbers.
+            bias = 128 if i else 0
+            first, second, third = _places(block, entry, predictors)
+            lowest, highest = extremes(block, bias, first, second, third)
+            needed = 64 - leading_zeros(np.uint64(highest - lowest))
+            if needed < width:
+                width, offset, chosen = needed, lowest ^ bias, i
+                if width == 0:
+                    break
+        first, second, third = _places(block, predictors + _PREDICTOR_BYTES * chosen, predictors)
+        store16(out + 2 * number, chosen | width << 4 | offset << 8)
+        pack_block(at, block, width, offset, first, second, third)
+        at, position = at + 4 * width, position + BLOCK_BYTES
+    copy(at, frame + position, size - position)
+    return at + size - position - out
+
+
+@njit(_INT(_STORED_FRAMES, _TABLE, types.uint8[::1], _INTS), nogil=True, cache=True)
+def encode(records: Bytes, predictors: Indices, out: Bytes, lengths: Indices) -> int:
+    """Encode records, given as frames, to ``out``. Returns the size of all together."""
+    group, size = records.shape[1], records.shape[2]
+    begin = np.int64(address(out))
+    end = begin
+    for row in range(len(records)):
+        record = address(records) + row * group * size
+        at = end + 4 * group
+        for i in range(group):
+            length = _pack_frame(record + i * size, size, at, address(predictors))
+            store32(end + 4 * i, length)
+            at += length
+        store64(at, np.uint64(0))
+        lengths[row] = at + PADDING - end
+        if lengths[row] >= group * size:
+            lengths[row] = group * size
+            copy(end, record, group * size)
+        end += lengths[row]
+    return end - begin
+
+
+@njit(_INT(_STORED, _INTS, _INTS, _FRAMES, _TABLE), nogil=True, cache=True)
+def decode(data: Bytes, starts: Indices, lengths: Indices, out: Bytes, predictors: Indices) -> int:
+    """Decode records into ``out[i]``. Returns the number of the first invalid one, or ``len(starts)``."""
+    group, size = out.shape[1], out.shape[2]
+    for row in range(len(starts)):
+        start, length = starts[row], lengths[row]
+        if start < 0 or length < 0 or start + length > len(data):
+            return row
+        record, target = address(data) + start, address(out) + row * group * size
+        if length == group * size:
+            copy(target, record, length)
+            continue
+        for i in range(group):
+            begin, end = packed_frame(record, length, i, group)
+            if begin == 0 or not unpack_frame(target + i * size, size, begin, end, address(predictors)):
+                return row
+    return len(starts)
+
+
+def compile_all() -> None:
+    """Nothing to do: functions with declared types are compiled when they are defined."""
