@@ -169,7 +169,8 @@ def measure(
     with Workers(subjects, name) as workers:
         workers.at_once("make", stream=asdict(stream))
         fixed = workers.at_once("fixed_cost")
-        filled = workers.at_once("fill_and_watch", steps=stream.steps)
+        # One after the other: while SB3's arrays get their memory, other processes have to wait for theirs.
+        filled = {who: found[0] for who, found in workers.in_turn(1, "fill_and_watch", steps=stream.steps).items()}
         # What was stored before auto had chosen is overwritten, as it soon is in a buffer that is in use.
         workers.at_once("fill", steps=min(WARM_UP_STEPS, stream.steps))
         memory, usage = workers.at_once("growth"), workers.at_once("usage")

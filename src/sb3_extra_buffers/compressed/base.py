@@ -136,14 +136,14 @@ class BaseCompressedBuffer(OldAttributes, SegmentBuffer):
 
     def to_torch(self, array: npt.NDArray[Any], copy: bool = True) -> th.Tensor:
         device = self._outputs.device
+        if not copy and device.type == "cpu":
+            return th.from_numpy(array)  # like as_tensor(), but faster
         tensor = OutputPool.to_tensor(array, device)
         if tensor is not None:
             return tensor
         if device.type == "cuda" and th.cuda.is_available():
             # SB3 sends memory that is not pinned, which waits for all work of the GPU.
             return th.from_numpy(array).pin_memory().to(device, non_blocking=True)
-        if device.type == "cpu" and not copy:
-            return th.from_numpy(array)  # like as_tensor(), but faster
         return super().to_torch(array, copy)
 
     def memory_usage(self) -> MemoryUsage:
