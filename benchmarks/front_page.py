@@ -36,7 +36,7 @@ PEERS, EXPECTED = (re.compile(PART.format(name), re.DOTALL) for name in ("peers"
 SUBJECTS = {
     "sb3": "SB3",
     "ours:auto": "this library, default",
-    "ours:zstd-dict/9 x8": "this library, smallest",
+    "ours:auto prefer=memory": "this library, smallest",
     "older:igzip0": "this library, version 0.5",
     "cpprb": "cpprb",
     "torchrl:tensor": "TorchRL",
@@ -48,7 +48,7 @@ KINDS = {
     "battlezone": "Atari, BattleZone (3-D)",
     "camera": "MuJoCo camera, stack of 3 RGB images",
     "carracing": "CarRacing, RGB",
-    "procgen": "Procgen, RGB (not compressed by default)",
+    "procgen": "Procgen, RGB",
     "halfcheetah": "HalfCheetah, 17 numbers",
     "humanoid": "Humanoid, 348 numbers",
 }

@@ -61,7 +61,7 @@ class Measurements:
         library_of("sb3").load()  # torch and SB3 are no cost of a buffer
         self.memory_unused = resident_bytes()
         self._warm_up()
-        self.playing = self.stream.play(1 + SETTLE_STEPS + 2 * self.stream.steps)
+        self.playing = self.stream.play(1 + SETTLE_STEPS + 4 * self.stream.steps)
         next(self.playing)
         # Written to before memory is looked at: it is not the buffer's.
         self.stored, self.n_stored = np.full(2 * self.stream.transitions, 1, dtype=np.uint32), 0

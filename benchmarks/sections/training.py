@@ -14,6 +14,10 @@ from benchmarks.plan import GAME, Plan
 from benchmarks.results import Absent, Table
 from benchmarks.workers import Workers
 
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
+"""Environment variables. Without them, chance decides how often torch's memory goes back to the system, and so how fast
+a training is, whatever its buffer."""
+
 
 def measure(plan: Plan) -> Table:
     speeds = {algorithm: f"{algorithm}, steps per second" for algorithm in plan.training_steps}
@@ -24,7 +28,7 @@ def measure(plan: Plan) -> Table:
         for round_number in tqdm(range(plan.training_rounds), algorithm, leave=False, disable=None):
             # A training process is used once: what it learns depends on all that came before.
             order = plan.training_subjects[:: 1 if round_number % 2 == 0 else -1]
-            with Workers(order, algorithm) as workers:
+            with Workers(order, algorithm, KEEP_MEMORY) as workers:
                 for subject, runs in workers.in_turn(1, "train", algorithm=algorithm, steps=count).items():
                     found[subject].append(runs[0]["speed"])
                     networks.add(runs[0]["network"])

@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.results import Figure
+from benchmarks.sections.training import KEEP_MEMORY
 from benchmarks.studies.workloads import RESULTS, SB3, describe_run, mark
 from benchmarks.workers import Workers
 
 OURS = "ours:auto"
 ALGORITHMS = {"DQN": 512, "PPO": 1024}
 """With the fewest steps that a turn can have: a rollout of PPO, and enough for DQN to train."""
-KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 LEAST_RATIO = 1.02
 SECONDS = 480.0
 SECONDS_OF_A_TURN = 6.0

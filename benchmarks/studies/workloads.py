@@ -59,7 +59,7 @@ class Effort:
 
     @property
     def recorded_steps(self) -> int:
-        """Enough for a full buffer and all turns: nothing is played twice."""
+        """Enough that a full buffer never holds anything twice."""
         return self.transitions // N_ENVS + len(BATCH_SIZES) * self.rounds * self.pairs
 
 

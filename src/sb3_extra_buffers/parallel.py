@@ -18,8 +18,9 @@ import ctypes
 import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -38,6 +39,7 @@ _TOO_LONG = 4
 """How many times as long as one thread alone a team may take if it comes late. Waking it up takes less."""
 _TEAM_SPEEDUP = 1.7
 """Of two threads, for batches that are just worth a team. More threads only make it larger."""
+_is_alone = False
 _pool: ThreadPoolExecutor | None = None
 _pause = _n_alone = 0
 """How many batches the last pause had, and how many of the current one are left."""
@@ -64,7 +66,7 @@ def team_for(n_bytes: int) -> Team | None:
     n_threads = th.get_num_threads()
     if n_threads > _MOST_TO_WAKE and th.cuda.is_initialized():  # type: ignore[no-untyped-call]
         n_threads = _MOST_TO_WAKE  # a GPU trains, so torch's threads sleep
-    if n_threads == 1 or n_bytes < _BYTES_WORTH_A_TEAM:
+    if n_threads == 1 or n_bytes < _BYTES_WORTH_A_TEAM or _is_alone:
         return ALONE
     parallel = _parallel_function()
     # OpenMP does not survive a fork, and starts more threads for every thread that is not the main one.
@@ -77,11 +79,23 @@ def team_for(n_bytes: int) -> Team | None:
     return Team(parallel, n_threads)
 
 
+@contextmanager
+def alone() -> Iterator[None]:
+    """Within the block, batches are decoded by the thread that asks for them, to measure how long that takes."""
+    global _is_alone
+    before, _is_alone = _is_alone, True
+    try:
+        yield
+    finally:
+        _is_alone = before
+
+
 def expected_speedup(n_bytes: int) -> float:
-    """How many times as fast a batch of ``n_bytes`` is written as by one thread, while nothing else runs."""
+    """How many times as fast as :func:`alone` a compiled kernel writes batches of ``n_bytes`` in this thread."""
     import torch as th
 
-    has_team = n_bytes >= _BYTES_WORTH_A_TEAM and th.get_num_threads() > 1 and not _forked and _parallel_function()
+    is_main = threading.current_thread() is threading.main_thread() and not _forked
+    has_team = n_bytes >= _BYTES_WORTH_A_TEAM and th.get_num_threads() > 1 and is_main and _parallel_function()
     return _TEAM_SPEEDUP if has_team else 1.0
 
 
@@ -139,7 +153,7 @@ def run_in_slices(
         n_slices = max(n_slices, -(-size // largest))
     bounds = [size * i // n_slices for i in range(n_slices + 1)]
     slices = list(pairwise(bounds))
-    if n_slices == 1 or core_count() == 1:
+    if n_slices == 1 or core_count() == 1 or _is_alone:
         return [work(low, high) for low, high in slices]
     # This thread does its share: the pool has one thread less than there are cores.
     mine = len(slices) // core_count() or 1

@@ -38,6 +38,14 @@ def test_what_is_sent_is_what_was_stored(method: str, part: str) -> None:
     assert (outs[1] == buffer.next_observations[SLOTS, ENVS]).all()
 
 
+def test_records_that_others_would_decode_wrongly_are_sent_as_rows() -> None:
+    buffer = make(compression_method="bitpack", frame_stack=4)
+    codec = buffer._stores[""].codec
+    codec.predictors = codec.predictors[[0, 2, 1, *range(3, len(codec.predictors))]]  # as if a file had brought them
+    fill(buffer, steps=80)
+    assert "rows" in block_of(buffer)
+
+
 def test_a_learner_without_numba_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = make(compression_method="delta", frame_stack=4)
     fill(buffer, steps=80)

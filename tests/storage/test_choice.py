@@ -56,6 +56,17 @@ def test_noise_ends_up_uncompressed() -> None:
     assert best_for(noise).recipe.method.name == "none"
 
 
+@pytest.mark.parametrize("size", [128, 300])
+def test_large_images_are_measured_as_well_as_small_ones(size: int) -> None:
+    """What a byte takes to copy does not depend on how many images are read at once."""
+    images = np.random.default_rng(0).integers(0, 256, (48, 1, 3, size, size), dtype=np.uint8)
+    trials = Trials(StackLayout(images.shape[2:], images.dtype), 1, len(images))
+    while not trials.is_complete:
+        trials.add(images[trials._step % len(images)])
+    none = trials._results()[0]
+    assert 0.5e-5 < none.reading / images[0].size < 1e-3  # microseconds
+
+
 def test_small_frames_end_up_uncompressed() -> None:
     assert best_for(np.zeros((64, 1, 17), dtype=np.float32)).recipe.method.name == "none"
 

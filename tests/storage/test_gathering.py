@@ -15,7 +15,7 @@ from sb3_extra_buffers.codecs import libzstd
 from sb3_extra_buffers.codecs.base import FrameSpec
 from sb3_extra_buffers.codecs.registry import create_codec
 from sb3_extra_buffers.errors import CorruptDataError
-from sb3_extra_buffers.parallel import ALONE, Team, learn_from, team_for
+from sb3_extra_buffers.parallel import ALONE, Team, alone, learn_from, team_for
 from sb3_extra_buffers.storage import gathering
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.stacking import StackLayout
@@ -124,6 +124,16 @@ def test_a_dictionary_that_is_not_there_is_refused() -> None:
         batch(store)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_places_whose_end_overflows_are_refused(method: str) -> None:
+    store, _ = filled(method)
+    store.starts[:] = np.iinfo(np.int64).max - 5
+    with pytest.raises(CorruptDataError):
+        store.check()
+    with pytest.raises(CorruptDataError):
+        batch(store)
+
+
 def test_dictionaries_are_freed_with_their_last_record() -> None:
     pytest.importorskip("zstandard")
     store, _ = filled("zstd-dict")
@@ -141,6 +151,11 @@ def alive(kind: type) -> int:
 class TestTeam:
     def test_little_work_is_done_alone(self) -> None:
         assert team_for(1000) == ALONE
+
+    def test_what_is_measured_is_done_alone(self) -> None:
+        with alone():
+            assert team_for(1 << 30) == ALONE
+        assert team_for(1 << 30) != ALONE
 
     def test_torch_says_how_many_threads(self) -> None:
         th.set_num_threads(1)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import signal
 import sys
 from pathlib import Path
@@ -89,8 +88,6 @@ for command in (bench, estimate, verify, demo, cluster_demo, zoo):
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run a command and exit. An error is one line, without a traceback."""
-    # By default torch's threads wait in a busy loop, which slows down other processes.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     logging.getLogger("sb3_extra_buffers").addHandler(logging.StreamHandler())
     sys.path.append(str(Path.cwd()))  # for the user's own environments: --env module:name
     for stream in (sys.stdout, sys.stderr):

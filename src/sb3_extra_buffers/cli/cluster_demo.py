@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from sb3_extra_buffers.cli.common import table
@@ -22,6 +24,8 @@ from sb3_extra_buffers.cli.common import table
 @click.option("--seed", type=int, default=0, show_default=True)
 def cluster_demo(env_id: str, collectors: int, envs: int, steps: int, address: str | None, seed: int) -> None:
     """Train DQN with experience from several processes, and show what moves between them."""
+    # By default torch's threads wait in a busy loop, which slows down the other processes. Before torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from functools import partial
 
     from gymnasium import spaces

@@ -1,12 +1,12 @@
 """``bitpack``: every byte as its difference to a prediction, in as few bits as the differences of a block need.
 
 Made for images full of texture or noise, such as those of cameras, in which ``delta`` finds little to copy. They become
-two to four times smaller, and are read about as fast as raw ones.
+two to four times smaller, and are sampled about as fast as from SB3's buffer.
 
 A frame is cut into blocks of 32 bytes. Each block is predicted by one of 16 *predictors*: by nothing (zeros), by the
-bytes some distance before it (in the row above, say, or in the plane of another colour), or by two such places minus a
-third. The smallest difference is the block's *offset*; how much larger each of the 32 differences is takes ``width``
-bits, 0 to 8. All of this is arithmetic modulo 256. No frame needs another one.
+bytes some distance before it (in a row above or, where images are stored as planes, in that of another colour), or by
+two such places minus a third. The smallest difference is the block's *offset*. By how much each of the 32 differences
+is larger takes ``width`` bits, 0 to 8. All of this is arithmetic modulo 256. No frame needs another one.
 
 All numbers are little-endian. A record is the size of each frame as a ``uint32``, the frames, and 8 bytes of zeros, so
 that decoders can read whole words. A frame is
@@ -48,13 +48,17 @@ class BitpackCodec(Codec):
         self.predictors = default_predictors(frame)
 
     @property
+    def label(self) -> str:
+        return self.name if self.frames_per_record == _FRAMES_PER_RECORD else f"{self.name} x{self.frames_per_record}"
+
+    @property
     def min_encoded_size(self) -> int:
         n_blocks, tail = divmod(self.frame.nbytes, BLOCK_BYTES)
         return min(self.frames_per_record * (4 + 2 * n_blocks + tail) + PADDING, self.record_bytes)
 
     def encode(self, records: Bytes, lanes: Indices) -> Encoded:
         kernels = load_kernels(_KERNELS)
-        frames = records.reshape(len(records), self.frames_per_record, -1)
+        frames = records.reshape(-1, self.frames_per_record, self.frame.nbytes)
         if kernels is None:
             data, lengths = encode_numpy(frames, self.predictors)
         else:
@@ -67,7 +71,7 @@ class BitpackCodec(Codec):
 
     def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
         kernels = load_kernels(_KERNELS)
-        frames = out.reshape(len(out), self.frames_per_record, -1)
+        frames = out.reshape(-1, self.frames_per_record, self.frame.nbytes)
         if kernels is not None:
             done = kernels.decode(data, starts, lengths, frames, self.predictors)
             if done < len(starts):
@@ -95,7 +99,8 @@ class BitpackCodec(Codec):
 def default_predictors(frame: FrameSpec) -> Indices:
     """For each predictor how far back it reaches, and the distances of its three places; 0 stands for none.
 
-    They are the rows above, the same place in the plane of another colour, and how that differs from the row above it.
+    They are the rows above, from the first that is a block away, the same place in the plane of another colour, and how
+    that differs from the row above it.
     """
     row = frame.row_bytes or BLOCK_BYTES
     plane = frame.nbytes // frame.channels if frame.channels > 1 and not frame.channels_last else 0

@@ -139,7 +139,8 @@ def _extremes(typing_context: Any, source: Any, bias: Any, first: Any, second: A
 
 
 unpack_block: Any = intrinsic(_unpack_block)
-"""``unpack(target, packed, width, offset, *places)``: write a block. Its prediction is made of the three places."""
+"""``unpack(target, packed, width, offset, *places)``: write a block. Its prediction is made of the places. It reads
+up to 8 bytes after the differences: hence :data:`.PADDING`."""
 pack_block: Any = intrinsic(_pack_block)
 """``pack(packed, source, width, offset, *places)``: write the differences of a block, and up to 8 bytes after them."""
 extremes: Any = intrinsic(_extremes)
@@ -148,7 +149,11 @@ extremes: Any = intrinsic(_extremes)
 
 @njit(nogil=True, cache=True)
 def _places(block: int, entry: int, zeros: int) -> tuple[int, int, int]:
-    """The places that a predictor predicts a block by."""
+    """The places that a predictor predicts a block by.
+
+    :param entry: The address of the predictor in the codec's table.
+    :param zeros: That of the table: its first entry, no prediction, is a block of zeros.
+    """
     first, second, third = load_int(entry + 8), load_int(entry + 16), load_int(entry + 24)
     return block - first if first else zeros, block - second if second else zeros, block - third if third else zeros
 
@@ -170,10 +175,7 @@ def packed_frame(record: int, length: int, number: int, group: int) -> tuple[int
 
 @njit(nogil=True, cache=True)
 def unpack_frame(target: int, size: int, at: int, end: int, predictors: int) -> bool:
-    """Decode the frame from ``at`` to ``end``; false if it is corrupt.
-
-    :param predictors: The codec's table. The first predictor is none, so its entry is a block of zeros.
-    """
+    """Decode the frame from ``at`` to ``end``; false if it is corrupt."""
     n_blocks = size // BLOCK_BYTES
     header, position = at, np.int64(0)
     at += 2 * n_blocks
@@ -252,7 +254,7 @@ def decode(data: Bytes, starts: Indices, lengths: Indices, out: Bytes, predictor
     group, size = out.shape[1], out.shape[2]
     for row in range(len(starts)):
         start, length = starts[row], lengths[row]
-        if start < 0 or length < 0 or start + length > len(data):
+        if start < 0 or length < 0 or start > len(data) - length:
             return row
         record, target = address(data) + start, address(out) + row * group * size
         if length == group * size:

@@ -133,7 +133,7 @@ def decode(
     data_at, data_end = address(data), address(data) + data.shape[0]
     for row in range(len(starts)):
         start, length, number = starts[row], lengths[row], references[row]
-        if start < 0 or length < 0 or start + length > data.shape[0]:
+        if start < 0 or length < 0 or start > data.shape[0] - length:
             return row
         record, target = data_at + start, address(out) + row * group * size
         if length == group * size:

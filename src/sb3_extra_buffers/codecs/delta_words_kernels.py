@@ -177,7 +177,7 @@ def decode(data: Bytes, starts: Indices, lengths: Indices, references: Indices, 
     frame_as_bytes = frame.view(np.uint8)
     for row in range(len(starts)):
         start, length, reference = starts[row], lengths[row], references[row]
-        if start < 0 or length < 0 or start + length > data.shape[0]:
+        if start < 0 or length < 0 or start > data.shape[0] - length:
             return row
         if length == group * frame_bytes:
             for i in range(group):

@@ -55,7 +55,7 @@ def decode(
     size = out.shape[1]
     for row in range(len(starts)):
         start, length, reference = starts[row], lengths[row], references[row]
-        if start < 0 or length < 0 or start + length > data.shape[0]:
+        if start < 0 or length < 0 or start > data.shape[0] - length:
             return row
         record, target = address(data) + start, address(out) + row * size
         if length == size:

@@ -117,7 +117,7 @@ class Arena:
         starts, ends = starts[order], (starts + lengths)[order]
         inside = np.zeros(len(starts), dtype=np.bool_)
         for low, high in self._live_ranges:
-            inside |= (starts >= low) & (ends <= high)
+            inside |= (starts >= low) & (starts <= high) & (ends <= high)  # a sum may have overflowed
         if not inside.all():
             first = int(inside.argmin())
             raise CorruptDataError(

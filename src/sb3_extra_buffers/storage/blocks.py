@@ -57,11 +57,11 @@ class BlockMaker:
         kernels = load_kernels("sb3_extra_buffers.storage.joined_kernels")
         if kernels is None or first.digests is not None or compiled_kernels(first.codec)[0] is None:
             return None
-        record_format = first.codec.record_format
+        usual = _codec_of(first.recipe, layout)  # which decodes blocks
         for store in stores:
             if store._earlier or store.recipe != first.recipe or store.layout != layout:
                 return None
-            if store.codec.record_format != record_format:  # written by an earlier version
+            if not _is_like(store.codec, usual):  # loaded from a file of another version
                 return None
         firsts = self._joined.firsts(numbers, wanted, envs)
         frames, group = [store.frames for store in stores], first.codec.frames_per_record
@@ -94,6 +94,14 @@ class BlockMaker:
         found[:, rows, places] = np.cumsum(lengths) - lengths, lengths, references
         block = {"data": data, "index": found, "firsts": firsts - shifts * group, "table": table}
         return {**block, "layout": (layout.stack, layout.axis), "recipe": first.recipe}
+
+
+def _is_like(codec: Codec, other: Codec) -> bool:
+    """Whether one codec decodes the records of the other, given their reference frames."""
+    return codec.record_format == other.record_format and all(
+        getattr(codec, name) is getattr(other, name) or np.array_equal(getattr(codec, name), getattr(other, name))
+        for name in ("distances", "predictors")
+    )
 
 
 def _references(frames: Sequence[Any], numbers: Indices, references: Indices) -> tuple[Any, Indices]:

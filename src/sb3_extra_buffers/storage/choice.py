@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from sb3_extra_buffers.codecs.availability import has_numba
 from sb3_extra_buffers.codecs.registry import available_methods, parse_method
-from sb3_extra_buffers.parallel import expected_speedup
+from sb3_extra_buffers.parallel import alone, expected_speedup
 from sb3_extra_buffers.storage.config import CodecRecipe, Preference
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.stacking import RGB, StackLayout
@@ -23,12 +23,12 @@ from sb3_extra_buffers.storage.stacking import RGB, StackLayout
 TIME_WEIGHTS: dict[Preference, float] = {"speed": 4.0, "balanced": 0.85, "memory": 0.05}
 """Cost is bytes times time to this power. When balanced, half the memory is worth a little more than twice the time."""
 TIME_WEIGHT = TIME_WEIGHTS["balanced"]
-SLOWEST_READ: dict[Preference, float] = {"speed": 1.0, "balanced": 1.1, "memory": 3.0}
-"""How long reading an observation may take, compared with SB3's buffer. The little more leaves room for noise."""
-SB3_FINDS, SB3_READS = 0.35, 2.75
-"""To read an observation takes SB3's buffer about 0.35 µs, and 2.75 times as long as trials take to copy one. It copies
+SLOWEST_READ: dict[Preference, float] = {"speed": 1.0, "balanced": 1.0, "memory": 3.0}
+"""How long reading an observation may take, compared with SB3's buffer."""
+SB3_FINDS, SB3_READS = 0.45, 2.4
+"""To read an observation takes SB3's buffer about 0.45 µs, and 2.4 times as long as trials take to copy one. It copies
 observations into a batch and the batch into a tensor, and most of what it reads is in no cache, while what trials copy
-is. Measured by ``python -m benchmarks.studies.codecs``."""
+is. Measured with Crafter, CarRacing and Enduro in full buffers."""
 _USUAL_BATCH = 32
 _FIXED_BYTES = 64
 """About the size of a transition without its frame, whatever the codec."""
@@ -37,7 +37,8 @@ _SMALL_ENOUGH: dict[Preference, float] = {"speed": 1 / 64, "balanced": 1 / 64, "
 _LEAST_SAVING = 0.1
 _READS = 8
 """How often an observation is read for each time that it is stored: by DQN with its usual batches, and by PPO."""
-_READ_AT_MOST = 1 << 19
+_READ_BYTES, _READ_AT_LEAST = 1 << 19, 4
+"""How much trials read at once, and how many observations at least."""
 _READ_TIMES = 5
 _MOST_LANES = 2
 SMALLEST_FRAME = 512
@@ -129,9 +130,10 @@ class Trials:
             _Candidate(recipe, layout, n_lanes) for recipe in recipes if recipe.method.name in installed
         ]
         self._unread = list(self._candidates)
-        self._prefer, self._current = prefer, current
-        # SB3 uses one thread for a batch.
-        self._speedup = expected_speedup(2 * _USUAL_BATCH * layout.stack * layout.frame.nbytes)
+        self._prefer, self._current, self._stack = prefer, current, layout.stack
+        # SB3 does most of its work by one thread, and so do we without a compiled kernel.
+        is_compiled = has_numba()
+        self._speedup = expected_speedup(2 * _USUAL_BATCH * layout.stack * layout.frame.nbytes) if is_compiled else 1.0
         self._n_steps, self._step = n_steps, 0
 
     def add(self, observations: npt.NDArray[Any]) -> None:
@@ -154,7 +156,7 @@ class Trials:
     def _results(self) -> list[Trial]:
         none, *others = (candidate.result() for candidate in self._candidates)
         # In a full buffer, a reference frame is in no cache, and reading it takes about as long again as copying it.
-        extra = {True: none.reading, False: 0.0}
+        extra = {True: none.reading / self._stack, False: 0.0}
         return [none, *(replace(trial, reading=trial.reading + extra[trial.has_references]) for trial in others)]
 
     def best(self) -> Trial:
@@ -212,8 +214,7 @@ class _Candidate:
         apart = layout.stack + 2 * store.codec.frames_per_record
         # Frames that wait for their record are raw, so with "none" they are read as all others are.
         newest = int((store.heads if self._recipe == NONE else store.encoded).min()) - layout.stack - 1
-        # Few enough for one thread.
-        most = max(1, _READ_AT_MOST // (2 * layout.stack * layout.frame.nbytes))
+        most = max(_READ_AT_LEAST, _READ_BYTES // (2 * layout.stack * layout.frame.nbytes))
         firsts, lanes = (grid.reshape(-1)[:most] for grid in np.meshgrid(np.arange(newest, -1, -apart), self._lanes))
         if len(lanes) == 0:
             return
@@ -221,15 +222,18 @@ class _Candidate:
 
         def seconds(n: int, firsts: npt.NDArray[np.int64]) -> float:
             began = time.thread_time()
-            store.gather(lanes[:n], np.stack([firsts, firsts + 1])[:, :n], [out[:n] for out in outs])
+            with alone():
+                store.gather(lanes[:n], np.stack([firsts, firsts + 1])[:, :n], [out[:n] for out in outs])
             return time.thread_time() - began
 
-        # A processor soon knows the branches of a decoder that reads the same again and again, so decoders never do.
+        # A processor soon knows the branches of a decoder that reads the same again and again, so decoders mostly read
+        # other observations each time.
         others = [np.maximum(firsts - i * apart // _READ_TIMES, 0) for i in range(_READ_TIMES)]
         times = [seconds(len(lanes), firsts if self._recipe == NONE else other) for other in others]
         whole = min(times) if self._recipe == NONE else float(np.median(times))
-        alone = min(seconds(1, firsts) for _ in others)  # what a call takes, however much it reads, is left out
-        self._reading = max(whole - alone, 0.0) / max(len(lanes) - 1, 1) / 2
+        # What a call takes, however much it reads, is left out.
+        n, single = len(lanes), min(seconds(1, firsts) for _ in others)
+        self._reading = (max(whole - single, 0.0) / (n - 1) if n > 1 else whole) / 2
 
     def result(self) -> Trial:
         n_frames, raw_bytes = int(self._store.encoded.sum()) - self._frames_before, self._layout.frame.nbytes

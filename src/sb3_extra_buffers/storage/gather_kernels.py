@@ -91,7 +91,7 @@ def _gather_run(task: Any, store: Any, row: int, begin: int, stop: int, context:
                 entry = lane * store.capacity + record % store.capacity
                 offset, length = load_int(store.starts + 8 * entry), load32(store.lengths + 4 * entry)
                 reference = load32(store.references + 4 * entry)
-                if offset < 0 or offset + length > store.data_bytes:
+                if offset < 0 or offset > store.data_bytes - length:
                     return False
                 start = store.data + offset
                 if store.decompress and length != record_bytes:
