@@ -25,8 +25,8 @@ TIME_WEIGHTS: dict[Preference, float] = {"speed": 4.0, "balanced": 0.85, "memory
 TIME_WEIGHT = TIME_WEIGHTS["balanced"]
 SLOWEST_READ: dict[Preference, float] = {"speed": 1.0, "balanced": 1.0, "memory": 3.0}
 """How long reading an observation may take, compared with SB3's buffer."""
-SB3_FINDS, SB3_READS = 0.45, 2.4
-"""To read an observation takes SB3's buffer about 0.45 µs, and 2.4 times as long as trials take to copy one. It copies
+SB3_FINDS, SB3_READS = 0.5, 2.5
+"""To read an observation takes SB3's buffer about 0.5 µs, and 2.5 times as long as trials take to copy one. It copies
 observations into a batch and the batch into a tensor, and most of what it reads is in no cache, while what trials copy
 is. Measured with Crafter, CarRacing and Enduro in full buffers."""
 _USUAL_BATCH = 32
@@ -39,7 +39,7 @@ _READS = 8
 """How often an observation is read for each time that it is stored: by DQN with its usual batches, and by PPO."""
 _READ_BYTES, _READ_AT_LEAST = 1 << 19, 4
 """How much trials read at once, and how many observations at least."""
-_READ_TIMES = 5
+_READ_TIMES = 9
 _MOST_LANES = 2
 SMALLEST_FRAME = 512
 """Smaller frames are not compressed: finding their records would cost too much."""
@@ -71,7 +71,9 @@ def first_recipe(layout: StackLayout, prefer: Preference) -> CodecRecipe:
     """The codec that ``auto`` begins with."""
     if not has_numba() or not is_worth_compressing(layout):
         return NONE
-    return _LONG_RECORDS if prefer == "memory" and "delta-zstd" in available_methods() else DELTA
+    if prefer == "memory" and "delta-zstd" in available_methods():
+        return _LONG_RECORDS
+    return DELTA if layout.stack > 1 else _SHORT_CHAINS
 
 
 def with_best_length(recipe: CodecRecipe, ratio: float) -> CodecRecipe:
