@@ -23,8 +23,8 @@ from sb3_extra_buffers.storage.stacking import RGB, StackLayout
 TIME_WEIGHTS: dict[Preference, float] = {"speed": 4.0, "balanced": 0.85, "memory": 0.05}
 """Cost is bytes times time to this power. When balanced, half the memory is worth a little more than twice the time."""
 TIME_WEIGHT = TIME_WEIGHTS["balanced"]
-SLOWEST_READ: dict[Preference, float] = {"speed": 1.0, "balanced": 1.0, "memory": 3.0}
-"""How long reading an observation may take, compared with SB3's buffer."""
+SLOWEST_READ: dict[Preference, float] = {"speed": 1.15, "balanced": 1.15, "memory": 3.0}
+"""How long reading an observation may take, compared with SB3's buffer. What trials measure varies by some 15%."""
 SB3_FINDS, SB3_READS = 0.5, 2.5
 """To read an observation takes SB3's buffer about 0.5 µs, and 2.5 times as long as trials take to copy one. It copies
 observations into a batch and the batch into a tensor, and most of what it reads is in no cache, while what trials copy
@@ -49,10 +49,10 @@ _STAY: dict[Preference, float] = {"speed": 0.75, "balanced": 0.75, "memory": 0.9
 NONE = CodecRecipe(parse_method("none"))
 DELTA = CodecRecipe(parse_method("delta"))
 _SHORT_CHAINS = CodecRecipe(parse_method("delta"), {"frames_per_record": 4})
-"""Larger and faster to read. Best for frames that change a lot and are not stacked."""
+"""Larger and faster to read. For frames that change a lot and are not stacked: a stack would need several of them."""
 BITPACK = CodecRecipe(parse_method("bitpack"))
 """For images full of texture or noise."""
-_CANDIDATES = [DELTA, _SHORT_CHAINS, BITPACK, CodecRecipe(parse_method("zstd-dict/3"))]
+_CANDIDATES = [BITPACK, CodecRecipe(parse_method("zstd-dict/3"))]
 _WITHOUT_NUMBA = [CodecRecipe(parse_method(method)) for method in ("zstd/3", "lz4-frame/0", "igzip/1", "gzip/1")]
 DELTA_ZSTD = CodecRecipe(parse_method("delta-zstd"))
 _FOR_MEMORY = [DELTA_ZSTD, CodecRecipe(parse_method("delta-zstd"), {"frames_per_record": 4})]
@@ -71,9 +71,7 @@ def first_recipe(layout: StackLayout, prefer: Preference) -> CodecRecipe:
     """The codec that ``auto`` begins with."""
     if not has_numba() or not is_worth_compressing(layout):
         return NONE
-    if prefer == "memory" and "delta-zstd" in available_methods():
-        return _LONG_RECORDS
-    return DELTA if layout.stack > 1 else _SHORT_CHAINS
+    return _LONG_RECORDS if prefer == "memory" and "delta-zstd" in available_methods() else DELTA
 
 
 def with_best_length(recipe: CodecRecipe, ratio: float) -> CodecRecipe:
@@ -126,7 +124,7 @@ class Trials:
                 is_rgb = layout.frame.channels == RGB and layout.dtype == np.uint8
                 recipes += [DELTA, *_FOR_MEMORY, *(_FOR_MEMORY_OF_RGB if is_rgb else [])]
             else:
-                recipes += _CANDIDATES
+                recipes += [DELTA if layout.stack > 1 else _SHORT_CHAINS, *_CANDIDATES]
         n_lanes = min(n_envs, _MOST_LANES)
         self._candidates = [
             _Candidate(recipe, layout, n_lanes) for recipe in recipes if recipe.method.name in installed
