@@ -10,6 +10,8 @@ from benchmarks.subjects import LIBRARIES, library_of
 
 PEERS = ("older:zstd-5", "cpprb", "torchrl:tensor", "torchrl:memmap", "torchrl:compressed")
 SMALLEST = "ours:auto prefer=memory"
+SMALLEST_COLOUR = "ours:delta-zstd indexed"
+"""For images with at most 256 colours."""
 GAME = "mspacman"
 """What all sections but ``replay`` are about."""
 
@@ -77,15 +79,15 @@ FULL = Plan(
         "pong": Data("Pong, 84×84 grey, stacks of 4", 5_000, ("sb3", "ours:auto", SMALLEST, *PEERS)),
         "breakout": Data("Breakout, 84×84 grey, stacks of 4", 5_000, ("sb3", "ours:auto", SMALLEST, *PEERS)),
         "mspacman_rgb": Data(
-            "MsPacman, 210×160 RGB", 1_250, ("sb3", "ours:auto", "ours:delta", SMALLEST, "ours:zstd-5", *PEERS)
+            "MsPacman, 210×160 RGB", 1_250, ("sb3", "ours:auto", "ours:delta", SMALLEST_COLOUR, "ours:zstd-5", *PEERS)
         ),
         "doom_labels": Data(
-            "ViZDoom, masks of 120×160", 2_000, ("sb3", "ours:auto", "ours:delta", SMALLEST, *PEERS), n_envs=2
+            "ViZDoom, masks of 120×160", 2_000, ("sb3", "ours:auto", "ours:delta", "ours:delta-zstd", *PEERS), n_envs=2
         ),
         "doom_rgb": Data(
             "ViZDoom, RGB of 120×160",
             2_000,
-            ("sb3", "ours:auto", SMALLEST, "ours:zstd-5", *PEERS),
+            ("sb3", "ours:auto", "ours:bitpack", SMALLEST_COLOUR, "ours:zstd-5", *PEERS),
             n_envs=2,
         ),
         "acrobot": Data("Acrobot, vectors of 6 float32", 5_000, ("sb3", "ours:auto", "ours:delta", *PEERS)),

@@ -46,8 +46,8 @@ class BaseCompressedBuffer(OldAttributes, SegmentBuffer):
     :param output_dtype: ``"raw"`` samples observations in the dtype of their space, ``"float"`` in float32.
     :param frame_stack: How many frames an observation stacks: ``"auto"`` finds out, ``None`` stores observations whole.
     :param prefer: What ``auto`` looks for. ``"balanced"`` saves memory, but never takes a method that, by its own
-        measurement (to about 15%), reads observations more slowly than SB3's buffer. ``"memory"`` saves more, and may read up to three
-        times as slowly. ``"speed"`` is the fastest.
+        measurement (to about 15%), reads observations more slowly than SB3's buffer. ``"memory"`` saves more, and may
+        read up to three times as slowly. ``"speed"`` is the fastest.
     :param storage: ``"mmap"`` keeps compressed observations in files, for replay buffers that are larger than memory.
     :param path: The folder of these files. If it holds a buffer with the same arguments, that buffer is reopened.
     :param verify: Keep a checksum of every observation, and compare it whenever the observation is read.
