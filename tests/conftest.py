@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 
+import pytest
 import torch as th
 from hypothesis import HealthCheck, settings
 
@@ -22,3 +24,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("repeatable")
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_stays_as_it_was() -> Iterator[None]:
+    """A test that leaves another handler behind would make others fail that have nothing to do with it."""
+    yield
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -35,8 +35,12 @@ class uninterrupted:  # noqa: N801  # reads like a function, as contextlib's own
             return
         handler = _get_handler(signal.SIGINT)
         if callable(handler) and type(handler) is not uninterrupted:
-            _set_handler(signal.SIGINT, self)
-            self._handler = handler
+            try:
+                _set_handler(signal.SIGINT, self)
+                self._handler = handler
+            except BaseException:  # raised by the handler of another signal, such as a time limit's
+                _set_handler(signal.SIGINT, handler)
+                raise
 
     def __exit__(self, *_: object) -> None:
         handler = self._handler

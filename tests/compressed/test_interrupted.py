@@ -107,7 +107,8 @@ def test_real_signals_at_random_moments(method: str) -> None:
             is_armed = False
             raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGALRM, interrupt)
+    previous = signal.signal(signal.SIGINT, interrupt)
+    previous_alarm = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         for _ in range(6):
             plain, ours = pair(method)
@@ -131,7 +132,8 @@ def test_real_signals_at_random_moments(method: str) -> None:
             assert_equal(plain, ours)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
+        signal.signal(signal.SIGALRM, previous_alarm)
+        signal.signal(signal.SIGINT, previous)
     assert n_interrupted > 20
 
 
