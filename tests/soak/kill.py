@@ -250,6 +250,8 @@ def kill_once(target: Target, path: Path, chosen: random.Random) -> tuple[int, i
     status = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
     os.close(log)
     text = log_path.read_text()
+    text = text[: text.rfind("\n") + 1]  # the system may stop in the middle of a line: then nothing came after it
+    os.truncate(log_path, len(text.encode()))
     if status != -signal.SIGKILL:
         raise KillError(f"The worker ended by itself:\n{text[before:]}")
     # A worker that was killed without a word adds what the one before it did.
