@@ -28,7 +28,7 @@ SLOWEST_READ: dict[Preference, float] = {"speed": 1.15, "balanced": 1.15, "memor
 SB3_FINDS, SB3_READS = 0.5, 2.5
 """To read an observation takes SB3's buffer about 0.5 µs, and 2.5 times as long as trials take to copy one. It copies
 observations into a batch and the batch into a tensor, and most of what it reads is in no cache, while what trials copy
-is. Measured with Crafter, CarRacing and Enduro in full buffers."""
+is. Fitted to Crafter, CarRacing and Enduro in full buffers; ``python -m benchmarks.studies.codecs`` prints both."""
 _USUAL_BATCH = 32
 _FIXED_BYTES = 64
 """About the size of a transition without its frame, whatever the codec."""
