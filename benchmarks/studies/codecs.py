@@ -4,9 +4,8 @@
     python -m benchmarks.studies.codecs --names mspacman,rgb --steps 500
 
 Encoding and reading run in one thread. Observations are read in batches of 32, each with its successor, as ``sample``
-does. ``sb3`` indexes an array of all observations and copies the result to a tensor, as SB3's buffer does. ``auto``
-compares codecs with ``none, in the cache``: see ``SB3_READS`` in ``storage/choice.py``. Times are 10th percentiles,
-because other processes only ever add to them.
+does. ``sb3`` indexes an array of all observations and copies the result to a tensor, as SB3's buffer does. Times are
+10th percentiles, because other processes only ever add to them.
 """
 
 from __future__ import annotations
@@ -68,8 +67,6 @@ def main() -> None:
                 f"| {percentile(times):.1f} | {percentile(reads_of(store)):.1f} |",
                 flush=True,
             )
-            if label == "none":
-                print(f"| {name} | none, in the cache | | | | {percentile(reads_of(store, in_cache=True)):.1f} |")
 
 
 def percentile(seconds: list[float]) -> float:
@@ -97,8 +94,8 @@ def fill(codec: Codec, layout: StackLayout, steps: npt.NDArray[Any]) -> FrameSto
     return store
 
 
-def reads_of(store: FrameStore, in_cache: bool = False) -> list[float]:
-    """Seconds per observation, of batches at random places, or of the same batch again and again."""
+def reads_of(store: FrameStore) -> list[float]:
+    """Seconds per observation, of batches at random places."""
     layout, random = store.layout, np.random.default_rng(0)
     outs = [np.empty((BATCH_SIZE, layout.stack, layout.frame.nbytes), dtype=np.uint8) for _ in range(2)]
     calls = []
@@ -106,7 +103,7 @@ def reads_of(store: FrameStore, in_cache: bool = False) -> list[float]:
         lanes = random.integers(0, N_ENVS, BATCH_SIZE)
         firsts = random.integers(0, store.encoded[lanes] - layout.stack - 1)
         calls.append(partial(store.gather, lanes, np.stack([firsts, firsts + 1]), outs))
-    return seconds([calls[0]] * ROUNDS if in_cache else calls)
+    return seconds(calls)
 
 
 def reads_of_sb3(steps: npt.NDArray[Any]) -> list[float]:

@@ -1,4 +1,4 @@
-"""What a history runs in: constants made small, a clock that can be repeated, and the device's code on a CPU."""
+"""The environment of a history: small constants, a reproducible clock, and device code on a CPU."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SMALL: dict[str, dict[str, Any]] = {
         "_LAST_FRAME_NUMBER": 400,
     },
 }
-"""Constants that decide how often something rare happens. Nothing that is stored depends on them."""
+"""Constants that determine how often rare events happen. Stored data does not depend on them."""
 
 
 @contextlib.contextmanager
@@ -68,17 +68,19 @@ def surroundings(plan: Plan, rng: np.random.Generator) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _seeded_clock(rng: np.random.Generator) -> Iterator[None]:
-    """``auto`` weighs measured times, so its choice would not be the same again. With times that are drawn it is, and
-    each of its candidates is chosen now and then."""
-    from sb3_extra_buffers.storage import choice
+    """Draw the times that ``auto`` measures, so that its choice is reproducible and every candidate is sometimes
+    chosen."""
+    from sb3_extra_buffers.storage import choice, reading_time
 
     times = itertools.accumulate(float(rng.exponential(1e-4)) for _ in itertools.count())
-    with patch.object(choice, "time", SimpleNamespace(thread_time=lambda: next(times))):
+    clock = SimpleNamespace(thread_time=lambda: next(times))
+    with patch.object(choice, "time", clock), patch.object(reading_time, "time", clock):
         yield
 
 
 @contextlib.contextmanager
 def _device_path(path: str) -> Iterator[None]:
-    """``kernels``: everything happens on the device, in Triton's interpreter. On a CPU, users have host memory."""
+    """With ``kernels``, device code runs on the CPU, in Triton's interpreter. Otherwise GPU buffers on a CPU use host
+    memory, as users' do."""
     with patch.dict("os.environ", {"TRITON_INTERPRET": "1" if path == "kernels" else "0"}):
         yield

@@ -13,10 +13,11 @@ from gymnasium import spaces
 
 from sb3_extra_buffers.codecs.registry import parse_method
 from sb3_extra_buffers.compressed import CompressedReplayBuffer
-from sb3_extra_buffers.storage import observation_store
+from sb3_extra_buffers.storage import observation_store, reading_time
 from sb3_extra_buffers.storage.choice import Trial, Trials
 from sb3_extra_buffers.storage.config import CodecRecipe, StorageConfig
 from sb3_extra_buffers.storage.observation_store import ObservationStore
+from sb3_extra_buffers.storage.reading_time import ColdMemory, ReadingTime, Sb3Reader
 from sb3_extra_buffers.storage.stacking import StackLayout
 
 AUTO = StorageConfig.from_arguments("auto", None, None, None, "auto")
@@ -36,12 +37,14 @@ def store_of(n_slots: int, dtype: type = np.uint8, shape: tuple[int, ...] = IMAG
 
 
 def best_for(steps: np.ndarray, **kwargs: Any) -> Trial:
+    """The best codec where SB3 is slow: how long it takes here depends on the machine."""
     trials = Trials(StackLayout(steps.shape[2:], steps.dtype), steps.shape[1], len(steps), **kwargs)
     for step in steps:
         assert not trials.is_complete
         trials.add(step)
     while not trials.is_complete:
         trials.add(steps[-1])
+    trials._sb3 = SimpleNamespace(microseconds=1e6)  # type: ignore[assignment]
     return trials.best()
 
 
@@ -67,6 +70,37 @@ def test_large_images_are_measured_as_well_as_small_ones(size: int) -> None:
     assert 0.5e-5 < none.reading / images[0].size < 1e-3  # microseconds
 
 
+def test_no_step_of_a_trial_measures_for_long_and_its_memory_is_freed() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (64, 1, *IMAGE), dtype=np.uint8)
+    trials = Trials(StackLayout(IMAGE, noise.dtype), 1, 64)
+    for step in noise:
+        trials.add(step)
+    n_calls = 0
+    while not trials.is_complete:
+        assert trials._cold is not None
+        left = len(trials._unread)
+        trials.add(noise[0])
+        n_calls += 1
+        assert len(trials._unread) >= left - 1
+    assert n_calls == (1 + len(trials._candidates)) * reading_time._TIMES + 1
+    assert not any(hasattr(candidate, "_store") for candidate in trials._candidates)
+    trials.add(noise[0])  # as happens if Ctrl-C came right before the buffer took the result
+    assert trials.best().recipe.method.name == "none"
+
+
+def test_what_a_reading_takes_grows_with_what_is_read() -> None:
+    def microseconds(n_bytes: int) -> float:
+        cold, reading = ColdMemory(n_bytes), ReadingTime(Sb3Reader())
+        cold.grow(0.5)
+        cold.grow(1.0)
+        assert (cold.observations == 1).all()
+        while not reading.is_complete:
+            reading.measure(cold)
+        return reading.microseconds
+
+    assert microseconds(100_000) > 3 * microseconds(5_000)
+
+
 def test_small_frames_end_up_uncompressed() -> None:
     assert best_for(np.zeros((64, 1, 17), dtype=np.float32)).recipe.method.name == "none"
 
@@ -80,6 +114,7 @@ def chosen(prefer: Any, *results: Trial, current: str | None = None) -> str:
         StackLayout(IMAGE, np.dtype(np.uint8)), 1, 8, prefer, current and CodecRecipe(parse_method(current))
     )
     trials._candidates = [SimpleNamespace(result=lambda trial=trial: trial) for trial in results]  # type: ignore[misc]
+    trials._sb3, trials._speedup = SimpleNamespace(microseconds=5.0), 1.0  # type: ignore[assignment]
     return trials.best().recipe.method.name
 
 
@@ -140,6 +175,24 @@ def test_data_that_changes_a_lot_is_looked_at_again_and_nothing_is_lost() -> Non
     assert store.codec.name == "none"
     (found,) = store.read([(0, np.arange(600))], np.zeros(600, dtype=np.int64))
     np.testing.assert_array_equal(found, images[:, 0])
+
+
+@pytest.mark.usefixtures("early_reviews")
+def test_frames_that_slowly_become_larger_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are compared with those that the codec was chosen for, not with those of the review before."""
+    monkeypatch.setattr(observation_store, "_TRIALS", [observation_store._PlannedTrials(1 << 40, 0, 1 / 100)])
+    rng = np.random.default_rng(0)
+    store = ObservationStore(900, 1, IMAGE, np.dtype(np.uint8), AUTO)
+    image = rng.integers(0, 256, (1, *IMAGE), dtype=np.uint8)
+    tried = []
+    for slot in range(900):
+        image = image.copy()
+        places = rng.integers(0, image.size, 200 + slot // 2)  # at most a quarter more from review to review
+        image.reshape(-1)[places] = rng.integers(0, 256, len(places))
+        store.write(0, slot, store.checked(image))
+        tried.append(store._trials is not None)
+    assert not any(tried[:200])
+    assert any(tried)
 
 
 def test_frame_numbers_start_anew_before_they_overflow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ METHODS = [*installed("none", "delta", "bitpack"), *ZSTD]
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = th.get_num_threads()
     th.set_num_threads(2)
-    for name in ("_pause", "_n_alone", "_time_alone"):
+    for name in ("_backoff", "_n_alone", "_time_alone"):
         monkeypatch.setattr(parallel, name, 0)
     yield
     th.set_num_threads(before)

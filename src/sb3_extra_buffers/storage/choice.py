@@ -15,20 +15,18 @@ import numpy.typing as npt
 
 from sb3_extra_buffers.codecs.availability import has_numba
 from sb3_extra_buffers.codecs.registry import available_methods, parse_method
-from sb3_extra_buffers.parallel import alone, expected_speedup
+from sb3_extra_buffers.parallel import expected_speedup
 from sb3_extra_buffers.storage.config import CodecRecipe, Preference
 from sb3_extra_buffers.storage.frame_store import FrameStore
+from sb3_extra_buffers.storage.reading_time import ColdMemory, ReadingTime, Sb3Reader, StoreReader
 from sb3_extra_buffers.storage.stacking import RGB, StackLayout
 
 TIME_WEIGHTS: dict[Preference, float] = {"speed": 4.0, "balanced": 0.85, "memory": 0.05}
 """Cost is bytes times time to this power. When balanced, half the memory is worth a little more than twice the time."""
 TIME_WEIGHT = TIME_WEIGHTS["balanced"]
-SLOWEST_READ: dict[Preference, float] = {"speed": 1.15, "balanced": 1.15, "memory": 3.0}
-"""How long reading an observation may take, compared with SB3's buffer. What trials measure varies by some 15%."""
-SB3_FINDS, SB3_READS = 0.5, 2.5
-"""To read an observation takes SB3's buffer about 0.5 µs, and 2.5 times as long as trials take to copy one. It copies
-observations into a batch and the batch into a tensor, and most of what it reads is in no cache, while what trials copy
-is. Fitted to Crafter, CarRacing and Enduro in full buffers; ``python -m benchmarks.studies.codecs`` prints both."""
+SLOWEST_READ: dict[Preference, float] = {"speed": 0.9, "balanced": 0.9, "memory": 2.0}
+"""How long reading an observation may take, compared with SB3's buffer. Less than as long, because a call of ours takes
+a little longer than one of SB3's, however much it reads."""
 _USUAL_BATCH = 32
 _FIXED_BYTES = 64
 """About the size of a transition without its frame, whatever the codec."""
@@ -37,9 +35,6 @@ _SMALL_ENOUGH: dict[Preference, float] = {"speed": 1 / 64, "balanced": 1 / 64, "
 _LEAST_SAVING = 0.1
 _READS = 8
 """How often an observation is read for each time that it is stored: by DQN with its usual batches, and by PPO."""
-_READ_BYTES, _READ_AT_LEAST = 1 << 19, 4
-"""How much trials read at once, and how many observations at least."""
-_READ_TIMES = 9
 _MOST_LANES = 2
 SMALLEST_FRAME = 512
 """Smaller frames are not compressed: finding their records would cost too much."""
@@ -129,15 +124,22 @@ class Trials:
         self._candidates = [
             _Candidate(recipe, layout, n_lanes) for recipe in recipes if recipe.method.name in installed
         ]
-        self._unread = list(self._candidates)
         self._prefer, self._current, self._stack = prefer, current, layout.stack
         # SB3 does most of its work by one thread, and so do we without a compiled kernel.
         is_compiled = has_numba()
         self._speedup = expected_speedup(2 * _USUAL_BATCH * layout.stack * layout.frame.nbytes) if is_compiled else 1.0
         self._n_steps, self._step = n_steps, 0
+        self._cold: ColdMemory | None = ColdMemory(layout.stack * layout.frame.nbytes)
+        self._sb3 = ReadingTime(Sb3Reader())
+        self._unread = [*self._candidates]
 
     def add(self, observations: npt.NDArray[Any]) -> None:
-        """Store a step of all environments with each codec. Afterwards, each call measures how fast one of them is."""
+        """Store a step of all environments with each codec. Afterwards, measure for a moment how fast one of them is.
+
+        No call takes long, so memory is taken and given back little by little as well.
+        """
+        if self._cold is None:
+            return
         if self._step < self._n_steps:
             if self._step == self._n_steps // 2:  # a codec learns from the first half, and the second half is measured
                 for candidate in self._candidates:
@@ -145,13 +147,18 @@ class Trials:
             for candidate in self._candidates:
                 candidate.store(np.ascontiguousarray(observations[:_MOST_LANES]))
             self._step += 1
+            self._cold.grow(self._step / self._n_steps)
+        elif not self._sb3.is_complete:
+            self._sb3.measure(self._cold)
         elif self._unread:
-            self._unread[-1].read()
-            self._unread.pop()
+            if self._unread[-1].measure_reading(self._cold):
+                self._unread.pop()
+        else:
+            self._cold = None
 
     @property
     def is_complete(self) -> bool:
-        return not self._unread
+        return self._cold is None
 
     def _results(self) -> list[Trial]:
         none, *others = (candidate.result() for candidate in self._candidates)
@@ -162,7 +169,7 @@ class Trials:
     def best(self) -> Trial:
         trials = self._results()
         none = trials[0]
-        slowest = self._limit(none) * SLOWEST_READ[self._prefer]
+        slowest = self._limit() * SLOWEST_READ[self._prefer]
         eligible = [
             trial
             for trial in trials[1:]
@@ -174,14 +181,14 @@ class Trials:
         stay = [trial for trial in eligible if trial.recipe == self._current]
         return stay[0] if stay and best.cost(self._prefer) > _STAY[self._prefer] * stay[0].cost(self._prefer) else best
 
-    def _limit(self, none: Trial) -> float:
+    def _limit(self) -> float:
         """How long one thread may take to read an observation, so that sampling takes as long as from SB3's buffer."""
-        return self._speedup * (SB3_FINDS + SB3_READS * none.reading)
+        return self._speedup * self._sb3.microseconds
 
     def __str__(self) -> str:
         """What was measured, for people."""
-        trials = self._results()
-        return f"{'; '.join(map(str, trials))}; more than {self._limit(trials[0]):.1f} µs would be slower than SB3"
+        limit = f"more than {self._limit():.1f} µs would be slower than SB3"
+        return f"{'; '.join(map(str, self._results()))}; {limit}"
 
 
 class _Candidate:
@@ -192,12 +199,13 @@ class _Candidate:
         self._layout = layout
         self._lanes = np.arange(n_lanes)
         self._store = FrameStore(recipe.build(layout.frame), n_lanes, layout)
+        self._reading: ReadingTime | None = None
+        self._trial: Trial | None = None
         self.begin_to_measure()
 
     def begin_to_measure(self) -> None:
         self._seconds, self._n_observations = 0.0, 0
         self._bytes_before, self._frames_before = self._store.arena.live_bytes, int(self._store.encoded.sum())
-        self._reading = 0.0
 
     def store(self, observations: npt.NDArray[Any]) -> None:
         began = time.thread_time()
@@ -208,40 +216,30 @@ class _Candidate:
     def _keep_everything(self) -> npt.NDArray[np.int64]:
         return np.zeros(len(self._lanes), dtype=np.int64)
 
-    def read(self) -> None:
-        """Measure how long it takes to read observations far apart, each with its successor, as ``sample`` does."""
-        store, layout = self._store, self._layout
-        apart = layout.stack + 2 * store.codec.frames_per_record
-        # Frames that wait for their record are raw, so with "none" they are read as all others are.
-        newest = int((store.heads if self._recipe == NONE else store.encoded).min()) - layout.stack - 1
-        most = max(_READ_AT_LEAST, _READ_BYTES // (2 * layout.stack * layout.frame.nbytes))
-        firsts, lanes = (grid.reshape(-1)[:most] for grid in np.meshgrid(np.arange(newest, -1, -apart), self._lanes))
-        if len(lanes) == 0:
-            return
-        outs = [np.empty((len(lanes), layout.stack, layout.frame.nbytes), dtype=np.uint8) for _ in range(2)]
-
-        def seconds(n: int, firsts: npt.NDArray[np.int64]) -> float:
-            began = time.thread_time()
-            with alone():
-                store.gather(lanes[:n], np.stack([firsts, firsts + 1])[:, :n], [out[:n] for out in outs])
-            return time.thread_time() - began
-
-        # A processor soon knows the branches of a decoder that reads the same again and again, so decoders mostly read
-        # other observations each time.
-        others = [np.maximum(firsts - i * apart // _READ_TIMES, 0) for i in range(_READ_TIMES)]
-        times = [seconds(len(lanes), firsts if self._recipe == NONE else other) for other in others]
-        whole = min(times) if self._recipe == NONE else float(np.median(times))
-        # What a call takes, however much it reads, is left out.
-        n, single = len(lanes), min(seconds(1, firsts) for _ in others)
-        self._reading = (max(whole - single, 0.0) / (n - 1) if n > 1 else whole) / 2
+    def measure_reading(self, cold: ColdMemory) -> bool:
+        """Measure for a moment how long reading takes. Returns whether that was enough."""
+        store = self._store
+        if self._reading is None:
+            # Frames that wait for their record are raw, so with "none" they are read as all others are.
+            stop = int((store.heads if self._recipe == NONE else store.encoded).min()) - self._layout.stack
+            self._reading = ReadingTime(StoreReader(store, self._lanes, stop))
+        self._reading.measure(cold)
+        if self._reading.is_complete:
+            self._trial = self._result(self._reading.microseconds)
+            del self._store, self._reading
+        return self._trial is not None
 
     def result(self) -> Trial:
+        assert self._trial is not None
+        return self._trial
+
+    def _result(self, reading: float) -> Trial:
         n_frames, raw_bytes = int(self._store.encoded.sum()) - self._frames_before, self._layout.frame.nbytes
         return Trial(
             self._recipe,
             raw_bytes,
             (self._store.arena.live_bytes - self._bytes_before) / n_frames if n_frames else raw_bytes,
             1e6 * self._seconds / max(self._n_observations, 1) + 1e-3,
-            1e6 * self._reading + 1e-3,
+            reading,
             len(self._store.codec.reference_frames) > 1,
         )

@@ -51,11 +51,11 @@ _TRIALS = [
 ]
 _GOOD_ENOUGH_FOR_MEMORY = 1 / 12
 """If the user prefers memory, the first codec is the one that compresses most, so the others are tried less often."""
-_DRIFT_STEPS = 128
-"""For how many steps codecs are tried when the size of frames has changed."""
+_DRIFT_STEPS, _DRIFT = 128, 1.5
+"""For how many steps codecs are tried again, once frames have become so many times larger or smaller."""
 _MOST_CODECS = 4
 """In use at the same time, while earlier ones still hold observations."""
-REVIEW_STEPS = 2048
+_FIRST_REVIEW, REVIEW_STEPS = 1024, 2048
 _LAST_FRAME_NUMBER = (1 << 32) - (1 << 20)
 """Close to the limit of an index entry, with room for the frames that arrive between two reviews."""
 
@@ -91,6 +91,7 @@ class ObservationStore(ObservationIndex):
         self._saved_steps: list[npt.NDArray[Any]] = []
         """Steps that a decision needs and that have been overwritten or cleared."""
         self._usual_frame_bytes: float | None = None
+        """The mean size of frames when ``auto`` chose the codec."""
         self._start()
 
     @property
@@ -209,9 +210,11 @@ class ObservationStore(ObservationIndex):
                 self._end_trials(self._trials)
         elif self._n_trials < len(_TRIALS) and self._steps >= _TRIALS[self._n_trials].begin:
             self._begin_planned_trials(_TRIALS[self._n_trials])
-        if self._steps % REVIEW_STEPS == 0:
+        if self._steps % REVIEW_STEPS == 0 or self._steps == _FIRST_REVIEW:
             self._review()
         due = [(self._steps // REVIEW_STEPS + 1) * REVIEW_STEPS]
+        if self._steps < _FIRST_REVIEW:
+            due.append(_FIRST_REVIEW)
         if self._decide_at is not None:
             due.append(self._decide_at)
         elif self._trials is not None:
@@ -244,39 +247,51 @@ class ObservationStore(ObservationIndex):
         logger.info("%s, frame stack %d, for observations of shape %s", self.codec.label, layout.stack, self.shape)
 
     def _begin_planned_trials(self, planned: _PlannedTrials) -> None:
-        ratio, good_enough = self.frames.take_mean_frame_bytes() / self.layout.frame.nbytes, planned.good_enough
-        if self.config.prefer == "memory":
-            good_enough = max(good_enough, _GOOD_ENOUGH_FOR_MEMORY)
+        frame_bytes = self.frames.take_mean_frame_bytes()
         if not is_worth_compressing(self.layout):
             self.choice = f"frames of {self.layout.frame.nbytes} bytes are too small to compress"
-        elif self.recipe != NONE and ratio <= good_enough:
+        elif self._is_good_enough(frame_bytes, planned.good_enough):
+            ratio = frame_bytes / self.layout.frame.nbytes
             self.choice = f"{self.recipe.method} compresses frames to {100 * ratio:.1f}%, so nothing else was tried"
-            self._use_from_now_on(with_best_length(self.recipe, ratio))
+            self._use_from_now_on(with_best_length(self.recipe, ratio), frame_bytes)
         else:
             self._trials = Trials(self.layout, self.n_envs, planned.n_steps, self.config.prefer, self.recipe)
         self._n_trials += 1
 
+    def _is_good_enough(self, frame_bytes: float, part: float) -> bool:
+        """Whether the codec that ``auto`` began with makes frames so small that no other need be tried."""
+        if self.config.prefer == "memory":
+            part = max(part, _GOOD_ENOUGH_FOR_MEMORY)
+        first = first_recipe(self.layout, self.config.prefer)
+        is_first = self.recipe != NONE and self.recipe.method == first.method
+        return is_first and frame_bytes <= part * self.layout.frame.nbytes
+
     def _end_trials(self, trials: Trials) -> None:
-        self._use_from_now_on(trials.best().recipe)
+        best = trials.best()
+        self._use_from_now_on(best.recipe, best.frame_bytes)
         self.choice = str(trials)
         self._trials = None
         logger.info("%s was chosen: %s", self.codec.label, self.choice)
 
-    def _use_from_now_on(self, recipe: CodecRecipe) -> None:
+    def _use_from_now_on(self, recipe: CodecRecipe, frame_bytes: float) -> None:
+        self._usual_frame_bytes = frame_bytes
         if recipe != self.recipe and len(self._earlier) < _MOST_CODECS:
-            self._usual_frame_bytes = None
             self.change_codec(recipe)
 
     def _review(self) -> None:
-        """Do what is due once in a while, and check whether the size of frames has changed."""
+        """Do what is due once in a while, and check whether the size of frames has changed since the codec was chosen.
+
+        The time to read them has changed as well, then, and ``auto`` may have promised too much.
+        """
         if self.frames.heads.max() > _LAST_FRAME_NUMBER:
             self.renumber()
         self.release_earlier()
         if self.config.recipe is not None or self._decide_at is not None or self._trials is not None:
             return
-        frame_bytes = self.frames.take_mean_frame_bytes()
-        usual, self._usual_frame_bytes = self._usual_frame_bytes, frame_bytes
-        if usual is not None and not usual / 2 <= frame_bytes <= usual * 2 and is_worth_compressing(self.layout):
+        frame_bytes, usual = self.frames.take_mean_frame_bytes(), self._usual_frame_bytes
+        if usual is None or self._is_good_enough(frame_bytes, _TRIALS[-1].good_enough):
+            self._usual_frame_bytes = frame_bytes
+        elif not usual / _DRIFT <= frame_bytes <= usual * _DRIFT and is_worth_compressing(self.layout):
             self._trials = Trials(self.layout, self.n_envs, _DRIFT_STEPS, self.config.prefer, self.recipe)
 
     def _save_steps(self, slots: Sequence[int] | Indices) -> None:

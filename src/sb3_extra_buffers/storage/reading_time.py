@@ -1,0 +1,108 @@
+"""How long it takes to read an observation, from SB3's buffer and from a store.
+
+Both are measured in the state that training is in: what SB3's buffer reads, and what a batch is written to, is in no
+cache. The time of a call, however much it reads, is left out, and so is the work of other threads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch as th
+
+from sb3_extra_buffers.anonymous_memory import zeros
+from sb3_extra_buffers.codecs.base import Bytes, Indices
+from sb3_extra_buffers.parallel import alone
+from sb3_extra_buffers.storage.frame_store import FrameStore
+
+_COLD_BYTES, _FEWEST_OBSERVATIONS = 16 << 20, 32
+"""More than the share of a cache that a program keeps while it trains."""
+_BATCH_BYTES, _SMALLEST_BATCH = 1 << 19, 4
+_TIMES = 9
+
+
+class ColdMemory:
+    """Memory of which a small part is in a cache: ``observations`` of a size, one per row.
+
+    It is taken little by little, because fresh memory takes time.
+    """
+
+    def __init__(self, observation_bytes: int) -> None:
+        n = max(_COLD_BYTES // observation_bytes, _FEWEST_OBSERVATIONS)
+        self.observations: Bytes = zeros((n, observation_bytes), np.dtype(np.uint8))
+        self._n_ready = self._next = 0
+
+    def grow(self, share: float) -> None:
+        """Take so much of the memory, from 0 to 1."""
+        n_ready = round(share * len(self.observations))
+        self.observations[self._n_ready : n_ready] = 1
+        self._n_ready = n_ready
+
+    def batch(self, n: int) -> Bytes:
+        """Memory for ``n`` observations that has not been used for a while."""
+        first = self._next if self._next + n <= len(self.observations) else 0
+        self._next = first + n
+        return self.observations[first : first + n]
+
+
+Read = Callable[[ColdMemory, int, int], None]
+"""``read(cold, n, turn)`` reads ``n`` observations, each second one the successor of another, into cold memory. In each
+turn, it reads other ones: a processor soon knows the branches of a decoder that reads the same again."""
+
+
+class ReadingTime:
+    """Measures how long ``read`` takes for each observation, a little at a time."""
+
+    def __init__(self, read: Read) -> None:
+        self._read, self._n = read, 0
+        self._times: list[float] = []
+        self._times_of_pairs: list[float] = []
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self._times) == _TIMES
+
+    def measure(self, cold: ColdMemory) -> None:
+        self._n = max(_SMALLEST_BATCH, _BATCH_BYTES // cold.observations.shape[1]) // 2 * 2
+        self._times.append(self._seconds(cold, self._n))
+        self._times_of_pairs.append(self._seconds(cold, 2))
+
+    @property
+    def microseconds(self) -> float:
+        """For one observation, by one thread."""
+        whole, pair = float(np.median(self._times)), min(self._times_of_pairs)
+        return 1e6 * max(whole - pair, 0.0) / (self._n - 2) + 1e-3
+
+    def _seconds(self, cold: ColdMemory, n: int) -> float:
+        began = time.thread_time()
+        with alone():
+            self._read(cold, n, len(self._times))
+        return time.thread_time() - began
+
+
+class Sb3Reader:
+    """Reads as SB3's buffer does: indexes two arrays, and copies what it gets into new tensors."""
+
+    def __init__(self) -> None:
+        self._random = np.random.default_rng(0)
+        self._newest_batch: list[th.Tensor] = []  # which a training loop still holds when it asks for the next one
+
+    def __call__(self, cold: ColdMemory, n: int, turn: int) -> None:
+        places = self._random.integers(0, len(cold.observations), (2, n // 2))
+        self._newest_batch = [th.tensor(cold.observations[half]) for half in places]
+
+
+class StoreReader:
+    """Reads observations of a store that are far apart, before the frame number ``stop``, as ``sample`` does."""
+
+    def __init__(self, store: FrameStore, lanes: Indices, stop: int) -> None:
+        self._store, self._lanes, self._stop = store, lanes, max(stop, 1)
+
+    def __call__(self, cold: ColdMemory, n: int, turn: int) -> None:
+        store, numbers, stack = self._store, np.arange(n // 2), self._store.layout.stack
+        apart = stack + 2 * store.codec.frames_per_record
+        firsts = (self._stop - 1 - numbers // len(self._lanes) * apart - turn * apart // _TIMES) % self._stop
+        frames = cold.batch(n).reshape(2, len(numbers), stack, -1)
+        store.gather(self._lanes[numbers % len(self._lanes)], np.stack([firsts, firsts + 1]), [frames[0], frames[1]])
