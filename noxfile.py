@@ -1,6 +1,6 @@
-"""The tests over every Python that is installed here, with the oldest dependencies, and of the package as users get it.
+"""Test every installed Python, the oldest supported dependencies, and the package as users get it.
 
-`pip install nox && nox`. A Python that is not installed is skipped. `nox --list` shows the sessions.
+Run `pip install nox && nox`. Pythons that are not installed are skipped. `nox --list` shows the sessions.
 """
 
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import nox
 
-nox.options.default_venv_backend = "uv|virtualenv"  # uv, where it is installed: much faster
+nox.options.default_venv_backend = "uv|virtualenv"  # uv is much faster, if it is installed
 nox.options.reuse_existing_virtualenvs = True
 nox.options.sessions = ["test", "oldest", "package", "sdist"]
 
@@ -20,22 +20,22 @@ EXTRAS = [name for name in PROJECT["optional-dependencies"] if name not in ("dev
 TESTED = "fast,atari,vizdoom,video,contrib,minari,lerobot,plots,ray,docs,dev"
 PINNED = ("--constraint", str(Path("constraints.txt").resolve()))
 DIST = Path("dist")
-# As `make test` does: the rest takes long, or needs environments of its own.
+# Like `make test`: the other tests are slow, or need their own environments.
 SELECTED = ("-m", "not slow", "--ignore", "tests/neighbours")
-# Processes share the cores: torch's threads must not keep them busy while they wait.
+# The test processes share the cores, so torch's threads must not spin while they wait.
 PASSIVE = {"OMP_WAIT_POLICY": "passive"}
 
 
 @nox.session(python=PYTHONS)
 def test(session: nox.Session) -> None:
-    """All tests, with the pinned versions that this Python has."""
+    """Run all tests with the pinned versions for this Python."""
     session.install(*PINNED, "--editable", f".[{TESTED}]")
     session.run("pytest", "-n", "auto", *SELECTED, *session.posargs, env=PASSIVE)
 
 
 @nox.session(python="3.10")
 def oldest(session: nox.Session) -> None:
-    """All tests, with the oldest version that is allowed of each dependency."""
+    """Run all tests with the oldest supported version of each dependency."""
     wanted = PROJECT["dependencies"] + [
         line for name in ("isal", "lz4", "numba", "zstd") for line in PROJECT["optional-dependencies"][name]
     ]
@@ -46,7 +46,7 @@ def oldest(session: nox.Session) -> None:
 
 @nox.session
 def build(session: nox.Session) -> None:
-    """Wheel and source distribution, as PyPI gets them, in dist/."""
+    """Build the wheel and the source distribution for PyPI in dist/."""
     shutil.rmtree(DIST, ignore_errors=True)
     session.install("build", "twine", "readme_renderer[md]")
     session.run("python", "-m", "build", silent=True)
@@ -56,7 +56,7 @@ def build(session: nox.Session) -> None:
 @nox.session(requires=["build"], reuse_venv=False)
 @nox.parametrize("extra", ["", *EXTRAS], ids=["plain", *EXTRAS])
 def package(session: nox.Session, extra: str) -> None:
-    """The wheel in a clean environment, with one extra: import, command line, a short training."""
+    """Install the wheel with one extra in a clean environment. Try imports, the command line and a short training."""
     wheel = next(DIST.glob("*.whl")).resolve()
     script = Path("scripts/try_package.py").resolve()
     session.install(*PINNED, f"sb3-extra-buffers[{extra}] @ {wheel.as_uri()}" if extra else str(wheel))
@@ -66,7 +66,7 @@ def package(session: nox.Session, extra: str) -> None:
 
 @nox.session(requires=["build"])
 def sdist(session: nox.Session) -> None:
-    """The tests, in an unpacked source distribution: `nox --session sdist -- tests/codecs` runs some."""
+    """Run the tests in an unpacked source distribution. `nox --session sdist -- tests/codecs` runs some of them."""
     with tarfile.open(next(DIST.glob("*.tar.gz"))) as archive:
         archive.extractall(session.create_tmp(), filter="data")
         folder = Path(session.create_tmp(), archive.getnames()[0].partition("/")[0])

@@ -1,4 +1,4 @@
-"""What the examples share: arguments, training with progress and a summary, evaluation, watching, and tables."""
+"""Shared code of the examples: command-line arguments, training, evaluation, watching an agent, and tables."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from sb3_extra_buffers.training_utils.callbacks import BufferStatsCallback
 from sb3_extra_buffers.training_utils.eval_model import eval_model
 
 WITHOUT_BUFFERS = {"replay_buffer_class": DummyCls, "rollout_buffer_class": DummyCls}
-"""For loading a model that only plays: it needs no memory for a buffer."""
+"""``custom_objects`` to load a model that only plays: no memory is allocated for its buffer."""
 
 
 def arguments(description: str | None, steps: int | None = None, n_envs: int = 8) -> argparse.ArgumentParser:
-    """A parser with the options that all examples have."""
+    """A parser with the options of all examples."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     if steps is not None:
-        parser.add_argument("--steps", type=int, default=steps, help="environment steps, of all environments together")
-    parser.add_argument("--n-envs", type=int, default=n_envs, help="environments to run at once")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="auto", help="where the network is: cpu, cuda, ...")
-    parser.add_argument("--folder", type=Path, default=Path("models"), help="where models are kept")
+        parser.add_argument("--steps", type=int, default=steps, help="environment steps, over all environments")
+    parser.add_argument("--n-envs", type=int, default=n_envs, help="number of parallel environments")
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
+    parser.add_argument("--device", default="auto", help="device of the network: auto, cpu, cuda, ...")
+    parser.add_argument("--folder", type=Path, default=Path("models"), help="folder of the saved models")
     return parser
 
 
 def training_arguments(description: str | None, steps: int, n_envs: int = 8) -> argparse.ArgumentParser:
     parser = arguments(description, steps, n_envs)
-    parser.add_argument("--compression", default="auto", help="such as auto, none, delta, zstd-dict, zstd-3, rle-jit")
-    parser.add_argument("--framestack", type=int, default=4, help="frames that an observation stacks")
-    parser.add_argument("--eval-every", type=int, default=100_000, help="steps between evaluations; 0 for none")
-    parser.add_argument("--log", type=Path, help="folder for TensorBoard")
-    parser.add_argument("--curve", type=Path, metavar="CSV", help="write the mean return over time to this file")
+    parser.add_argument("--compression", default="auto", help="auto, none, delta, zstd-dict, zstd-3, rle-jit, ...")
+    parser.add_argument("--framestack", type=int, default=4, help="frames per observation")
+    parser.add_argument("--eval-every", type=int, default=100_000, help="steps between evaluations; 0: never")
+    parser.add_argument("--log", type=Path, help="folder for TensorBoard logs")
+    parser.add_argument("--curve", type=Path, metavar="CSV", help="write the learning curve to this file")
     return parser
 
 
@@ -55,13 +55,13 @@ def training_arguments(description: str | None, steps: int, n_envs: int = 8) -> 
 
 
 def rollout_size(options: argparse.Namespace, n_steps: int, batch_size: int) -> dict[str, Any]:
-    """Arguments of PPO, with smaller rollouts for a run that is shorter than one."""
+    """``n_steps`` and ``batch_size`` for PPO. A run that is shorter than one rollout gets smaller rollouts."""
     n_steps = max(2, min(n_steps, options.steps // options.n_envs))
     return {"n_steps": n_steps, "batch_size": min(batch_size, n_steps * options.n_envs)}
 
 
 def train(model: BaseAlgorithm, name: str, options: argparse.Namespace, eval_env: VecEnv | None = None) -> None:
-    """Train with a progress bar, save the model, and print speed, returns and the memory of the buffer."""
+    """Train with a progress bar, save the model, and print speed, returns and the buffer's memory."""
     callbacks: list[BaseCallback] = [Progress(options.steps), BufferStatsCallback()]
     if options.curve is not None:
         callbacks.append(Curve(options.curve))
@@ -82,7 +82,7 @@ def train(model: BaseAlgorithm, name: str, options: argparse.Namespace, eval_env
     model.save(options.folder / name)
 
     buffer: Any = getattr(model, "replay_buffer", None) or getattr(model, "rollout_buffer", None)
-    print(f"\n{model.num_timesteps:,} steps in {seconds:.0f} s, {model.num_timesteps / seconds:.0f} steps a second")
+    print(f"\n{model.num_timesteps:,} steps in {seconds:.0f} s, {model.num_timesteps / seconds:.0f} steps per second")
     if model.ep_info_buffer:
         returns = [episode["r"] for episode in model.ep_info_buffer]
         print(f"last {len(returns)} episodes: mean return {np.mean(returns):.2f}")
@@ -92,7 +92,7 @@ def train(model: BaseAlgorithm, name: str, options: argparse.Namespace, eval_env
 
 
 class Progress(BaseCallback):
-    """A bar with steps, their rate, and the mean return of recent episodes."""
+    """A progress bar with steps, steps per second, and the mean return of recent episodes."""
 
     def __init__(self, steps: int) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Progress(BaseCallback):
 
 
 class Curve(BaseCallback):
-    """Writes the command and, 200 times in a run, the mean return of the last 100 episodes to a CSV file."""
+    """Writes the command and ``points`` rows with the mean return of the last 100 episodes to a CSV file."""
 
     def __init__(self, path: Path, points: int = 200) -> None:
         super().__init__()
@@ -147,21 +147,21 @@ class Curve(BaseCallback):
 
 
 def load(algorithm: type[BaseAlgorithm], name: str, options: argparse.Namespace) -> BaseAlgorithm:
-    """The best model of a training, or its last, without its buffer."""
+    """Load the best model, or the last one with ``--last`` or if there is no best, without its buffer."""
     candidates = [options.folder / f"{name}_best" / "best_model.zip", options.folder / f"{name}.zip"]
     for path in candidates[1:] if options.last else candidates:
         if path.exists():
-            print(f"playing with {path}")
+            print(f"loaded {path}")
             return algorithm.load(path, device=options.device, custom_objects=WITHOUT_BUFFERS)
-    raise SystemExit(f"There is no model {candidates[-1]} yet: train one with the example_train_* of the same name.")
+    raise SystemExit(f"There is no model {candidates[-1]} yet: train one with the example_train_*.py of the same name.")
 
 
 def evaluation_arguments(description: str | None, n_envs: int = 8) -> argparse.ArgumentParser:
     parser = arguments(description, n_envs=n_envs)
-    parser.add_argument("--episodes", type=int, default=20)
-    parser.add_argument("--last", action="store_true", help="use the last model, even if there was a better one")
-    parser.add_argument("--framestack", type=int, default=4, help="as in training")
-    parser.add_argument("--steps", type=int, help="end every game after this many steps")
+    parser.add_argument("--episodes", type=int, default=20, help="number of games to play")
+    parser.add_argument("--last", action="store_true", help="use the last model instead of the best one")
+    parser.add_argument("--framestack", type=int, default=4, help="frames per observation, as in training")
+    parser.add_argument("--steps", type=int, help="end each game after this many steps")
     return parser
 
 
@@ -179,12 +179,12 @@ def game_env(game: str, options: argparse.Namespace, **kwargs: Any) -> VecEnv:
 def watching_arguments(description: str | None) -> argparse.ArgumentParser:
     parser = evaluation_arguments(description, n_envs=1)
     parser.set_defaults(episodes=1)
-    parser.add_argument("--video", type=Path, help="write a video instead of opening a window")
+    parser.add_argument("--video", type=Path, help="write a video to this file instead of opening a window")
     return parser
 
 
 def watch(algorithm: type[BaseAlgorithm], name: str, game: str, options: argparse.Namespace) -> None:
-    """Show a window, or write a video where there is no screen."""
+    """Show the game in a window. Without a screen, write a video instead."""
     model = load(algorithm, name, options)
     video = options.video or (None if has_screen() else Path(f"{name}.mp4"))
     env = game_env(game, options, render_mode="human" if video is None else "rgb_array")
@@ -195,8 +195,8 @@ def watch(algorithm: type[BaseAlgorithm], name: str, game: str, options: argpars
     print(eval_model(options.episodes, env, model, buffer=record))
     if record is not None:
         record.save_video(video, fps=15)  # type: ignore[arg-type]  # there is a path if there is a record
-        print(f"{len(record):,} frames in {video}; they took {record.nbytes / 1e6:.1f} MB, not "
-              f"{len(record) * record.frames[0].nbytes / 1e6:.1f} MB")  # fmt: skip
+        print(f"{len(record):,} frames written to {video}. In memory they took {record.nbytes / 1e6:.1f} MB, "
+              f"uncompressed {len(record) * record.frames[0].nbytes / 1e6:.1f} MB")  # fmt: skip
 
 
 def has_screen() -> bool:
@@ -220,7 +220,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def observation_bytes(buffer: Any) -> int:
-    """Bytes of the observations in a buffer; if they are compressed, with all that decoding needs."""
+    """Bytes of a buffer's observations; for compressed buffers, with everything that decoding needs."""
     if hasattr(buffer, "memory_usage"):
         usage = buffer.memory_usage()
         return int(usage.total - usage.fields)

@@ -1,6 +1,6 @@
-"""Breakout on a torch device: thousands of games that step together, with 84×84 frames as observations.
+"""Breakout on a torch device: thousands of games step together, with stacks of four 84×84 frames as observations.
 
-An environment on a GPU to try ``on_device`` with, as ``example_train_on_device.py`` does.
+``example_train_on_device.py`` trains on it with ``on_device``.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ STAY, LEFT, RIGHT = range(3)
 _PADDLE_START = (SIZE - PADDLE_WIDTH) // 2
 _SERVE_Y = 42
 _SPEED = 3
-"""Pixels per step that the ball moves vertically. It is no more than a brick's height, so it passes none unseen."""
+"""Vertical speed of the ball, in pixels per step. At most a brick's height, so that the ball cannot skip a brick."""
 
 _STATE = ("_keys", "_episodes", "_steps", "_bricks", "_paddle", "_x", "_y", "_speed_x", "_speed_y", "_stack")
 
 
 class DeviceBreakout:
-    """Breakout with one life: +1 for each brick, and the game ends when the ball is lost or no brick is left.
+    """Breakout with one life: +1 for each brick. The game ends when the ball is lost or no brick is left.
 
-    All numbers are integers, so games are the same on every device. Environment ``i`` of a seed plays the same games as
-    the only environment of the seed ``seed + i``. No method waits for the device.
+    All state is integer, so games are the same on every device. With a seed, environment ``i`` plays the same games as
+    a single environment with ``seed + i``. No method waits for the device.
 
-    :param num_envs: How many games.
-    :param device: Where to play them.
-    :param seed: Of the places and directions in which the ball starts. ``reset`` may change it.
+    :param num_envs: Number of games.
+    :param device: The torch device to run them on.
+    :param seed: Determines where and in which direction the ball starts. ``reset`` can set a new one.
     :param max_episode_steps: Truncate games after this many steps; ``None`` for no limit.
-    :param cuda_graph: On a GPU, record a step once and replay it. The results are the same.
+    :param cuda_graph: On a GPU, capture a step as a CUDA graph and replay it. The results are the same.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class DeviceBreakout:
         shades = th.arange(ROWS, device=self.device, dtype=th.uint8) * 16 + 80
         self._shades = shades.repeat_interleave(BRICK_HEIGHT)[:, None]
         self._places = th.arange(ROWS * COLUMNS, device=self.device)
-        # The same in all games but for the ball, which is added later.
+        # All games start with this observation. _with_new_games adds the ball.
         self._first_obs = th.zeros((1, STACK, SIZE, SIZE), dtype=th.uint8, device=self.device)
         self._first_obs[:, -1, BRICKS_Y : BRICKS_Y + ROWS * BRICK_HEIGHT] = self._shades
         self._first_obs[:, -1, PADDLE_Y : PADDLE_Y + PADDLE_HEIGHT, _PADDLE_START : _PADDLE_START + PADDLE_WIDTH] = 200
@@ -74,7 +74,7 @@ class DeviceBreakout:
         self.reset(seed)
 
     def reset(self, seed: int | None = None) -> th.Tensor:
-        """Start new games. The same seed gives the same games; without one, they go on to differ from those before."""
+        """Start new games. The same seed gives the same games; without a seed, every reset gives different ones."""
         if seed is not None:
             self._keys = _hash(th.arange(self.num_envs, device=self.device) + seed)
             self._episodes = th.zeros(self.num_envs, dtype=th.int64, device=self.device)
@@ -96,7 +96,7 @@ class DeviceBreakout:
             self._graph = self._capture()
         for name, kept in self._kept.items():
             current = getattr(self, name)
-            if current is not kept:  # there was a reset
+            if current is not kept:  # after a reset
                 kept.copy_(current)
                 setattr(self, name, kept)
         self._actions.copy_(actions.reshape(-1))
@@ -104,13 +104,13 @@ class DeviceBreakout:
         return DeviceStep(*(part.clone() for part in self._result))
 
     def _capture(self) -> th.cuda.CUDAGraph:
-        """A step as a CUDA graph: one launch instead of a hundred. It reads and writes the same memory every time."""
+        """A step as a CUDA graph: one launch instead of a hundred. The graph always uses the same memory."""
         self._actions = th.zeros(self.num_envs, dtype=th.int64, device=self.device)
         self._kept = {name: getattr(self, name).clone() for name in _STATE}
         before = {name: getattr(self, name) for name in _STATE}
         stream = th.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(th.cuda.current_stream(self.device))
-        with th.cuda.stream(stream):  # once without recording, as torch asks for
+        with th.cuda.stream(stream):  # torch requires a run before the capture
             self._step(self._actions)
         th.cuda.current_stream(self.device).wait_stream(stream)
         vars(self).update(self._kept)
@@ -139,7 +139,7 @@ class DeviceBreakout:
         return DeviceStep(self._stack, rewards, terminated, truncated, final_obs)
 
     def _move_ball(self) -> th.Tensor:
-        """Move it by one step, with everything that it hits. Returns 1 for each brick that was hit."""
+        """Move the ball by one step. It bounces off walls, bricks and the paddle. Returns 1 where it hit a brick."""
         x, speed_x = self._x + self._speed_x, self._speed_x
         outside = (x < 0) | (x > LAST_X)
         x = th.where(x < 0, -x, th.where(x > LAST_X, 2 * LAST_X - x, x))
@@ -150,7 +150,7 @@ class DeviceBreakout:
 
         row = (y + BALL // 2 - BRICKS_Y).div(BRICK_HEIGHT, rounding_mode="floor")
         column = (x + BALL // 2).div(BRICK_WIDTH, rounding_mode="floor")
-        # A row above or below the bricks gives a place that none of them has.
+        # Above or below the bricks, row * COLUMNS + column is not a valid brick number, so nothing is hit.
         struck = self._bricks & (self._places == (row * COLUMNS + column)[:, None])
         self._bricks = self._bricks & ~struck
         hit = struck.any(1)
@@ -163,14 +163,14 @@ class DeviceBreakout:
         caught = crosses & (offset.abs() <= reach)
         y = y.masked_fill(caught, PADDLE_Y - BALL)
         speed_y = th.where(caught, -speed_y, speed_y)
-        # Where the ball hits the paddle decides where it goes, so that every brick can be reached.
+        # The point of impact on the paddle sets the direction, so that a player can aim at every brick.
         aimed = offset.div(2, rounding_mode="trunc").clamp(-_SPEED, _SPEED)
         self._speed_x = th.where(caught, th.where(aimed == 0, speed_x.sign(), aimed), speed_x)
         self._x, self._y, self._speed_y = x, y, speed_y
         return hit.float()
 
     def _restart(self, ended: th.Tensor) -> None:
-        """Start new games where they have ended."""
+        """Replace the games that have ended by new ones."""
         served = self._serve()
         self._x, self._y, self._speed_x, self._speed_y = (
             th.where(ended, new, old)
@@ -182,7 +182,7 @@ class DeviceBreakout:
         self._episodes = self._episodes + ended.long()
 
     def _serve(self) -> tuple[th.Tensor, ...]:
-        """Where the ball of each environment's next game starts, and its speed."""
+        """Start position and speed of the ball in each environment's next game."""
         number = _hash(self._keys + self._episodes)
         x = number % (LAST_X + 1)
         speed_x = (number // 128) % 5 - 2
@@ -201,22 +201,22 @@ class DeviceBreakout:
         return frames.masked_fill_(ball, 255)
 
     def _with_new_games(self, obs: th.Tensor, started: th.Tensor) -> th.Tensor:
-        """Observations, but those of new games where one has started: empty frames, and then its first frame."""
+        """Replace the observations of games that have just started: empty frames, then the first frame of the game."""
         obs = th.where(started[:, None, None, None], self._first_obs, obs)
         ball = _covered(self._pixels, self._x, BALL).to(th.uint8) * 255
-        lines = obs[:, -1, _SERVE_Y : _SERVE_Y + BALL]  # where nothing but the ball is at first
+        lines = obs[:, -1, _SERVE_Y : _SERVE_Y + BALL]  # at the start, only the ball is on these lines
         lines.copy_(th.where(started[:, None, None], ball[:, None], lines))
         return obs
 
 
 def _covered(pixels: th.Tensor, start: th.Tensor, length: int) -> th.Tensor:
-    """Which pixels in a line lie in a span, for each environment."""
+    """For each environment, a mask of the pixels in ``[start, start + length)``."""
     distance = pixels - start[:, None]
     return (distance >= 0) & (distance < length)
 
 
 def _hash(numbers: th.Tensor) -> th.Tensor:
-    """Well-mixed numbers of 31 bits, the same on every device."""
+    """Pseudo-random 31-bit numbers, the same on every device."""
     numbers = (numbers * 0x9E3779B1 + 0x7F4A7C15) & 0xFFFFFFFF
     numbers = ((numbers ^ (numbers >> 16)) * 0x45D9F3B) & 0xFFFFFFFF
     numbers = ((numbers ^ (numbers >> 16)) * 0x45D9F3B) & 0xFFFFFFFF

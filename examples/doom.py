@@ -1,4 +1,4 @@
-"""Doom, observed as RGB images or as semantic-segmentation masks."""
+"""ViZDoom environments with RGB images or semantic-segmentation masks as observations."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from sb3_extra_buffers.errors import ConfigurationError
 View = Literal["rgb", "mask", "both"]
 
 CLASSES = ("Self", "Player", "Monster", "Weapon", "Ammo", "Health", "Armor", "Key", "Explosive", "Gibs", "SFX")
-"""ViZDoom's object categories. Masks number them from 1 in this order; 0 is the level, 255 any other object."""
+"""ViZDoom's object categories. Masks number them from 1, in this order; 0 is the level, and 255 any other object."""
 
 
 class VizdoomEnv(gym.Env[Any, np.int64]):
     """A ViZDoom scenario. Each action presses one button for a few frames. Needs the extra ``vizdoom``.
 
-    :param scenario: One that comes with ViZDoom, such as ``"deathmatch"`` or ``"basic"``, or the path of a ``.cfg``.
+    :param scenario: A scenario of ViZDoom, such as ``"deathmatch"`` or ``"basic"``, or the path of a ``.cfg`` file.
     :param view: What to observe: ``"rgb"``, ``"mask"`` (see :data:`CLASSES`) or ``"both"``.
-    :param resolution: Height and width, one that ViZDoom supports.
-    :param frame_skip: How many frames each action lasts.
+    :param resolution: Height and width. ViZDoom must support it.
+    :param frame_skip: For how many frames each action is repeated.
     :param spread: Spread the class numbers over 0 to 255, so that a network that divides by 255 can tell them apart.
     """
 
@@ -76,7 +76,7 @@ class VizdoomEnv(gym.Env[Any, np.int64]):
         return self._observe(), reward, terminated, truncated, {}
 
     def render(self) -> npt.NDArray[np.uint8] | None:
-        """The RGB image, whatever the view."""
+        """The RGB image, for every view."""
         return self._rgb if self.render_mode == "rgb_array" else None
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ class VizdoomEnv(gym.Env[Any, np.int64]):
 
     def _observe(self) -> Any:
         state = self.game.get_state()
-        # There is no state after the end of an episode: the last frame is returned again.
+        # ViZDoom has no state after the end of an episode: return the last frame again.
         if state is not None:
             self._rgb = state.screen_buffer
             self._mask = self._classes(state)[..., np.newaxis]
@@ -92,7 +92,7 @@ class VizdoomEnv(gym.Env[Any, np.int64]):
         return seen if self.view == "both" else seen[self.view]
 
     def _classes(self, state: Any) -> npt.NDArray[np.uint8]:
-        """Replace the object numbers in ViZDoom's labels by class numbers."""
+        """Turn ViZDoom's labels, which are object numbers, into class numbers."""
         value_of_object: npt.NDArray[np.uint8] = np.zeros(256, np.uint8)
         for label in state.labels:
             value_of_object[label.value] = self._value_of_class.get(label.object_category, 255)
@@ -110,7 +110,7 @@ def make_env(
 ) -> VecEnv:
     """Make ``n_envs`` copies of a scenario, with SB3's ``Monitor`` and channels first.
 
-    :param framestack: How many frames an observation stacks; 1 or less for none.
+    :param framestack: Frames per observation; with 1 or less, frames are not stacked.
     :param seed: Seed of the first environment; the others use the following numbers.
     :param kwargs: Further arguments of :class:`VizdoomEnv`.
     """

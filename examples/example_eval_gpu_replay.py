@@ -1,4 +1,4 @@
-"""Evaluate DQN on Ms. Pac-Man, as example_train_gpu_replay.py trained it."""
+"""Evaluate the DQN agent that example_train_gpu_replay.py trained on Ms. Pac-Man."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Read the same game from a rollout buffer with every compression method, and compare memory and time.
+"""Compare memory and read time of a rollout buffer under every compression method, on the same game.
 
-Like example_eval_memory_saving.py, but for rollout buffers, and latency is the time to read everything once, in batches
-of 64.
+Like example_eval_memory_saving.py, but for rollout buffers. Latency is the time to read all data once, in batches of
+64.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Store the same game in a replay buffer with every compression method, and compare memory and time.
+"""Compare memory and write time of a replay buffer under every compression method, on the same game.
 
-A game is played once. Then each method fills a buffer with the same transitions, in a fresh process.
-"Observations" is the size of the observations in the buffer, "memory" is the growth of the process's resident memory.
-Latency is the time spent in add.
+The game is played once. Then each method fills a buffer with the same transitions, in a fresh process. "Observations"
+is the size of the observations in the buffer, "Memory" the growth of the process's resident memory, and "Latency" the
+total time spent in add.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def memory_arguments(description: str | None) -> Any:
     parser = common.arguments(description, steps=40_000, n_envs=4)
-    parser.add_argument("--methods", help="comma-separated; by default all that are installed")
-    parser.add_argument("--game", default="MsPacmanNoFrameskip-v4")
-    parser.add_argument("--model", default="dqn_mspacman", help="the model that plays, from example_train_replay.py")
-    parser.add_argument("--framestack", type=int, default=4)
+    parser.add_argument("--methods", help="comma-separated; default: all that are installed")
+    parser.add_argument("--game", default="MsPacmanNoFrameskip-v4", help="the Atari game to play")
+    parser.add_argument("--model", default="dqn_mspacman", help="model that plays, from example_train_replay.py")
+    parser.add_argument("--framestack", type=int, default=4, help="frames per observation")
     return parser
 
 
 def compare(kind: Literal["Replay", "Rollout"], options: Any) -> str:
-    """Measure every method, and return a table."""
+    """Measure every method and return a Markdown table."""
     with tempfile.TemporaryDirectory() as folder:
         data = play(options, Path(folder) / "transitions")
         task = Task(kind, data.observation_space, data.action_space, data.n_envs)
@@ -81,11 +81,11 @@ def chosen(methods: str | None) -> list[str]:
 
 
 def play(options: Any, path: Path) -> TransitionFile:
-    """Play a game into a file, which every process reads."""
+    """Play a game and write its transitions to a file, which every process reads."""
     env = make_env(options.game, options.n_envs, framestack=options.framestack, seed=options.seed)
     model = options.folder / f"{options.model}.zip"
     if not model.exists():
-        print(f"There is no {model}: playing at random.")
+        print(f"There is no {model}: playing random actions.")
     policy = load_policy(model, env) if model.exists() else None
     steps = max(1, options.steps // options.n_envs)
     collected = tqdm(collect(env, steps, options.seed, policy), "playing", total=steps, unit="step")
@@ -95,8 +95,8 @@ def play(options: Any, path: Path) -> TransitionFile:
 
 
 def measure(method: str, task: Task, data: TransitionFile) -> tuple[int, int, float]:
-    """Bytes of the observations, growth of this process, and seconds: of add, or for rollouts of reading them all."""
-    small = task.make(method, WARM_UP_STEPS * task.n_envs)  # loads and compiles what it needs
+    """Bytes of the observations, growth of resident memory, and seconds in add (rollouts: to read all data once)."""
+    small = task.make(method, WARM_UP_STEPS * task.n_envs)  # triggers imports and compilation
     for transition in data.read(WARM_UP_STEPS):
         task.add(small, transition)
     del small

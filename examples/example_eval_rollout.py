@@ -1,4 +1,4 @@
-"""Evaluate PPO on Pong, as example_train_rollout.py trained it."""
+"""Evaluate the PPO agent that example_train_rollout.py trained on Pong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluate PPO on Ms. Pac-Man, as example_train_rollout_mspacman.py trained it."""
+"""Evaluate the PPO agent that example_train_rollout_mspacman.py trained on Ms. Pac-Man."""
 
 from __future__ import annotations
 

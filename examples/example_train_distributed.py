@@ -1,7 +1,7 @@
-"""Train with experience from several processes, on this machine or on a cluster of Ray.
+"""Train with collectors in several processes, on this machine or on a Ray cluster.
 
 On a cluster, run ``ray start --head`` on the first machine and ``ray start --address HOST:6379`` on the others. Then
-run this on the first, with ``--address auto``.
+run this script on the first machine with ``--address auto``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ALGORITHMS: dict[str, Any] = {"dqn": DQN, "prioritized": PrioritizedDQN, "ppo": 
 
 
 def make(env_id: str, n_envs: int) -> VecEnv:
-    """The environments of a collector. They get their seeds from the collector, so that no two are the same."""
+    """The environments of a collector, which seeds them itself so that no two collectors play the same episodes."""
     if "NoFrameskip" in env_id:
         return make_env(env_id, n_envs, DummyVecEnv)
     return make_vec_env(env_id, n_envs)
@@ -31,13 +31,13 @@ def make(env_id: str, n_envs: int) -> VecEnv:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = common.arguments(__doc__, steps=1_000_000, n_envs=4)
-    parser.add_argument("--algo", choices=ALGORITHMS, default="dqn", help="prioritized: Ape-X, but in SB3's way")
-    parser.add_argument("--env", default="MsPacmanNoFrameskip-v4", help="any environment with discrete actions")
-    parser.add_argument("--collectors", type=int, default=2, help="processes with --n-envs environments each")
-    parser.add_argument("--address", help="of a cluster of Ray, or 'auto' on its first machine")
-    parser.add_argument("--in-process", action="store_true", help="without Ray, for debugging")
+    parser.add_argument("--algo", choices=ALGORITHMS, default="dqn", help="prioritized: DQN as in Ape-X")
+    parser.add_argument("--env", default="MsPacmanNoFrameskip-v4", help="an environment with discrete actions")
+    parser.add_argument("--collectors", type=int, default=2, help="collectors, each with --n-envs environments")
+    parser.add_argument("--address", help="address of a Ray cluster, or 'auto' on its first machine")
+    parser.add_argument("--in-process", action="store_true", help="run in one process, without Ray, for debugging")
     parser.add_argument("--buffer-size", type=int, default=1_000_000, help="transitions in the replay buffer")
-    parser.add_argument("--log", help="folder for TensorBoard")
+    parser.add_argument("--log", help="folder for TensorBoard logs")
     options = parser.parse_args(argv)
     options.curve = None
 

@@ -1,4 +1,4 @@
-"""Train DQN on Ms. Pac-Man with a replay buffer on the GPU, or with --device cpu without one."""
+"""Train DQN on Ms. Pac-Man with a replay buffer on the GPU. With --device cpu, it also runs without a GPU."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ GAME, NAME = "MsPacmanNoFrameskip-v4", "dqn_mspacman_gpu"
 def main(argv: Sequence[str] | None = None) -> None:
     parser = common.training_arguments(__doc__, steps=10_000_000)
     parser.add_argument("--buffer-size", type=int, default=1_000_000, help="transitions in the replay buffer")
-    parser.add_argument("--buffer-device", help="where observations are kept; by default where the network is")
-    parser.add_argument("--heap-bytes", type=int, help="the most that compressed observations may take there")
+    parser.add_argument("--buffer-device", help="device of the observations; default: the network's")
+    parser.add_argument("--heap-bytes", type=int, help="memory limit for compressed observations")
     options = parser.parse_args(argv)
 
     env = make_env(GAME, options.n_envs, framestack=options.framestack, seed=options.seed)

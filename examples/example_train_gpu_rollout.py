@@ -1,4 +1,4 @@
-"""Train PPO on Pong with a rollout buffer on the GPU, or with --device cpu without one."""
+"""Train PPO on Pong with a rollout buffer on the GPU. With --device cpu, it also runs without a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GAME, NAME = "PongNoFrameskip-v4", "ppo_pong_gpu"
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = common.training_arguments(__doc__, steps=10_000_000)
-    parser.add_argument("--buffer-device", help="where observations are kept; by default where the network is")
+    parser.add_argument("--buffer-device", help="device of the observations; default: the network's")
     options = parser.parse_args(argv)
 
     env = make_env(GAME, options.n_envs, framestack=options.framestack, seed=options.seed)

@@ -1,4 +1,4 @@
-"""Train PPO or DQN on Breakout that runs on the GPU: nothing is copied to the host during a rollout."""
+"""Train PPO or DQN on a Breakout that runs on the GPU. Rollouts stay there: nothing is copied to the host."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from sb3_extra_buffers.training_utils.device_loop import on_device
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = common.arguments(__doc__, steps=2_000_000, n_envs=256)
-    parser.add_argument("--algo", choices=("ppo", "dqn"), default="ppo")
-    parser.add_argument("--compression", default="auto", help="auto, none, delta or rle")
-    parser.add_argument("--buffer-size", type=int, default=200_000, help="transitions in the replay buffer of DQN")
-    parser.add_argument("--episodes", type=int, default=256, help="to evaluate with, before and after training")
-    parser.add_argument("--curve", type=Path, metavar="CSV", help="write the mean return over time to this file")
+    parser.add_argument("--algo", choices=("ppo", "dqn"), default="ppo", help="algorithm to train")
+    parser.add_argument("--compression", default="auto", help="method: auto, none, delta or rle")
+    parser.add_argument("--buffer-size", type=int, default=200_000, help="transitions in DQN's replay buffer")
+    parser.add_argument("--episodes", type=int, default=256, help="episodes to evaluate before and after training")
+    parser.add_argument("--curve", type=Path, metavar="CSV", help="write the learning curve to this file")
     options = parser.parse_args(argv)
 
     env = DeviceVecEnv(DeviceBreakout(options.n_envs, options.device, options.seed))
-    # Without frame_stack, the buffer would have to look at the first observations on the host.
+    # Without frame_stack, the buffer would detect the stack on the host, from the first observations.
     buffer = {"compression_method": options.compression, "frame_stack": STACK}
     model: Any
     if options.algo == "ppo":
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             learning_starts=min(20_000, options.steps // 10),
             batch_size=256,
             train_freq=1,
-            gradient_steps=max(options.n_envs // 8, 1),  # of 256 transitions, for every 8 new ones
+            gradient_steps=max(options.n_envs // 8, 1),  # one batch of 256 for every 8 new transitions
             target_update_interval=5_000,
             exploration_fraction=min(100_000 / options.steps, 0.5),
             exploration_final_eps=0.02,

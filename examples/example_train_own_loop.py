@@ -1,4 +1,4 @@
-"""DQN on an Atari game in a loop of one's own, in the style of CleanRL's dqn_atari. Only the buffer is ours."""
+"""Train DQN on an Atari game in a custom loop, in the style of CleanRL's dqn_atari, with a compressed replay buffer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GAMMA, BATCH, TRAIN_EVERY, TARGET_EVERY = 0.99, 32, 4, 1000
 
 
 def make_game(env_id: str) -> gym.Env[Any, Any]:
-    require("ale_py", "Atari", "atari")  # importing it registers the games
+    require("ale_py", "Atari", "atari")  # importing ale_py registers the games
     env = RecordEpisodeStatistics(gym.make(env_id, frameskip=1))
     return FrameStackObservation(AtariPreprocessing(env), 4)
 
@@ -38,9 +38,9 @@ class QNetwork(nn.Sequential):
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = common.arguments(__doc__, steps=1_000_000, n_envs=1)
-    parser.add_argument("--env", default="ALE/Breakout-v5")
-    parser.add_argument("--buffer-size", type=int, default=1_000_000)
-    parser.add_argument("--learning-starts", type=int, default=80_000)
+    parser.add_argument("--env", default="ALE/Breakout-v5", help="an Atari game")
+    parser.add_argument("--buffer-size", type=int, default=1_000_000, help="transitions in the replay buffer")
+    parser.add_argument("--learning-starts", type=int, default=80_000, help="steps before training starts")
     options = parser.parse_args(argv)
     set_random_seed(options.seed)
     device = get_device(options.device)
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     online, target = QNetwork(n_actions).to(device), QNetwork(n_actions).to(device)
     target.load_state_dict(online.state_dict())
     optimizer = th.optim.Adam(online.parameters(), lr=1e-4)
-    # Instead of stable_baselines3.common.buffers.ReplayBuffer(..., optimize_memory_usage=True), which takes 28 GB.
+    # Replaces stable_baselines3.common.buffers.ReplayBuffer(..., optimize_memory_usage=True), which takes 28 GB.
     rb = CompressedReplayBuffer(options.buffer_size, env.observation_space, env.action_space, device)
 
     returns: deque[float] = deque(maxlen=100)
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 action = int(online(th.as_tensor(obs, device=device)[None].float() / 255).argmax())
         next_obs, reward, terminated, truncated, info = env.step(action)
         info["TimeLimit.truncated"] = truncated and not terminated  # bootstrap from the last observation
-        # Without an axis for the environment, because there is only one.
+        # A single environment needs no environment axis.
         rb.add(obs, next_obs, action, np.sign(float(reward)), terminated or truncated, [info])
         obs = next_obs
         if terminated or truncated:
@@ -85,7 +85,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             optimizer.step()
         if step % TARGET_EVERY == 0:
             target.load_state_dict(online.state_dict())
-    print(f"\n{options.steps:,} steps in {time.perf_counter() - began:.0f} s, {len(returns)} of the last episodes")
+    mean = f"mean return {np.mean(returns):.2f}" if returns else ""
+    print(f"\n{options.steps:,} steps in {time.perf_counter() - began:.0f} s; last {len(returns)} episodes: {mean}")
     print(rb.memory_usage())
     env.close()
 

@@ -1,6 +1,6 @@
-"""Train a recurrent DQN, in plain PyTorch, that must remember what it saw: with burn-in and stored states, as in R2D2.
+"""Train a recurrent DQN in plain PyTorch on a memory task, with burn-in and stored states as in R2D2.
 
-python examples/example_train_recurrent.py                    # learns: the mean return gets close to 1
+python examples/example_train_recurrent.py                    # learns: the mean return approaches 1
 python examples/example_train_recurrent.py --feed-forward     # cannot: about 0
 python examples/example_train_recurrent.py --env PongNoFrameskip-v4 --steps 20000
 """
@@ -36,7 +36,7 @@ HIDDEN, WARM_UP = 64, 1000
 
 
 class Corridor(gym.Env[Any, Any]):
-    """Walk past a cue to two doors at the other end: the cue says which is the right one.
+    """Walk from a cue to two doors at the other end of a corridor. The cue shows which door is right.
 
     Without memory, half of all choices are wrong, and the mean return is 0.
     """
@@ -65,7 +65,7 @@ class Corridor(gym.Env[Any, Any]):
 
 
 class QNetwork(nn.Module):
-    """Q-values for sequences, ``(time, batch, ...)``. Its state after a step is the output of its GRU there."""
+    """Q-values for sequences, ``(time, batch, ...)``. The recurrent state after a step is the GRU's output."""
 
     def __init__(self, space: spaces.Box, n_actions: int, feed_forward: bool) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class QNetwork(nn.Module):
 
 
 def unroll(network: QNetwork, batch: PrioritizedSequenceReplayBufferSamples) -> tuple[th.Tensor, th.Tensor]:
-    """Q-values and states. No gradient goes through the burn-in, except where an episode begins with the sequence."""
+    """Q-values and states. Burn-in steps get no gradient, unless the episode begins with the sequence."""
     assert isinstance(batch.observations, th.Tensor)
     values, states = network(batch.observations[:BURN_IN], batch.latents["state"][0])
     state = th.where(batch.is_first[0][:, None], states[-1], states[-1].detach())
@@ -103,15 +103,15 @@ def unroll(network: QNetwork, batch: PrioritizedSequenceReplayBufferSamples) -> 
 def learn(
     batch: PrioritizedSequenceReplayBufferSamples, online: QNetwork, target: QNetwork
 ) -> tuple[th.Tensor, th.Tensor, th.Tensor, th.Tensor]:
-    """The loss of double Q-learning, the TD errors of all steps but the last, which of them count, and all states."""
+    """The double Q-learning loss, TD errors of all steps but the last, a mask of those that count, and all states."""
     values, states = unroll(online, batch)
     chosen = values[:-1].gather(2, batch.actions[:-1].long()).squeeze(2)
     with th.no_grad():
         best = unroll(target, batch)[0][1:].gather(2, values[1:].argmax(2, keepdim=True)).squeeze(2)
         goal = batch.rewards[:-1] + GAMMA * best * ~batch.terminals[:-1]
-    # A step counts if its episode goes on in the batch, or if a terminal state was reached.
+    # A step counts if the next step of its episode is in the batch, or if it reached a terminal state.
     counts = batch.mask[:-1] & (batch.mask[1:] | batch.terminals[:-1])
-    counts[:BURN_IN] &= batch.is_first[0]  # at the beginning of an episode there is nothing to warm up
+    counts[:BURN_IN] &= batch.is_first[0]  # at the start of an episode, no warm-up is needed
     losses = nn.functional.smooth_l1_loss(chosen, goal, reduction="none") * counts
     return (losses * batch.weights).sum() / counts.sum().clamp(min=1), goal - chosen, counts, states.detach()
 
@@ -127,9 +127,9 @@ def make(env_id: str, n_envs: int, seed: int) -> VecEnv:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = common.arguments(__doc__, steps=20_000, n_envs=8)
     parser.add_argument("--env", default="corridor", help="corridor, or an Atari game")
-    parser.add_argument("--feed-forward", action="store_true", help="leave out the memory of the network")
-    parser.add_argument("--buffer-size", type=int, default=50_000)
-    parser.add_argument("--curve", type=Path, metavar="CSV", help="write the mean return over time to this file")
+    parser.add_argument("--feed-forward", action="store_true", help="use a network without memory")
+    parser.add_argument("--buffer-size", type=int, default=50_000, help="steps in the replay buffer")
+    parser.add_argument("--curve", type=Path, metavar="CSV", help="write the learning curve to this file")
     options = parser.parse_args(argv)
     set_random_seed(options.seed)
     device, n_envs = get_device(options.device), options.n_envs
@@ -152,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     obs: Any = env.reset()
     state = th.zeros(n_envs, HIDDEN, device=device)
-    for network in (online, target):  # so that lazy layers know their sizes
+    for network in (online, target):  # initializes the lazy layers
         network(th.as_tensor(obs, device=device)[None], state)
     target.load_state_dict(online.state_dict())
     optimizer = th.optim.Adam(online.parameters(), lr=1e-3)

@@ -18,10 +18,10 @@ GAME, NAME = "MsPacmanNoFrameskip-v4", "dqn_mspacman"
 def main(argv: Sequence[str] | None = None) -> None:
     parser = common.training_arguments(__doc__, steps=10_000_000)
     parser.add_argument("--buffer-size", type=int, default=1_000_000, help="transitions in the replay buffer")
-    parser.add_argument("--warm-up", type=int, default=0, metavar="EPISODES", help="to store before training starts")
+    parser.add_argument("--warm-up", type=int, default=0, metavar="EPISODES", help="episodes to store before training")
     options = parser.parse_args(argv)
 
-    # This also compiles the methods that need it, before environments get processes of their own.
+    # This also compiles numba methods once, before the environments start their own processes.
     dtypes = find_buffer_dtypes((options.framestack, 84, 84), compression_method=options.compression)
     env = make_env(GAME, options.n_envs, framestack=options.framestack, seed=options.seed)
     eval_env = make_env(GAME, 1, framestack=options.framestack, seed=options.seed + 1_000)

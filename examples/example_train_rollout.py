@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def train(game: str, name: str, options: Namespace) -> None:
-    # This also compiles the methods that need it, before environments get processes of their own.
+    # This also compiles numba methods once, before the environments start their own processes.
     dtypes = find_buffer_dtypes((options.framestack, 84, 84), compression_method=options.compression)
     env = make_env(game, options.n_envs, framestack=options.framestack, seed=options.seed)
     eval_env = make_env(game, 1, framestack=options.framestack, seed=options.seed + 1_000)

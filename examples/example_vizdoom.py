@@ -1,9 +1,9 @@
-"""Doom as RGB images and as semantic-segmentation masks: how much memory each takes, and PPO on the masks.
+"""Doom as RGB images and as semantic-segmentation masks: compare the memory they take, then train PPO on the masks.
 
-First a random policy plays a scenario, and rollout buffers store it: RGB images and masks uncompressed, and masks
-compressed, each in its own process. In a published experiment, a rollout of 47,000 observations of 240x320 took 11 GB
-as RGB images, 3.6 GB as masks and 150 MB as compressed masks. The measured sizes are scaled to 47,000 observations, but
-the policy is another one, and the classes of the masks may differ. Then PPO learns from the masks.
+A random policy plays a scenario, and rollout buffers store it: RGB images and masks uncompressed, and masks compressed,
+each in a fresh process. In a published experiment, a rollout of 47,000 observations of 240x320 took 11 GB as RGB
+images, 3.6 GB as masks and 150 MB as compressed masks. The table scales the measured sizes to 47,000 observations, but
+its policy differs from the published one, and the classes of the masks may differ, too.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ PUBLISHED_OBSERVATIONS = 47_000
 PUBLISHED = {"RGB": "11 GB", "masks": "3.6 GB"}
 NAME = "ppo_doom"
 CHANGE_OF_MIND = 0.2
-"""How often the random player takes another action."""
+"""The probability that the random player chooses a new action in a step."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = common.arguments(__doc__, steps=100_000, n_envs=4)
-    parser.add_argument("--scenario", default="deathmatch", help="a scenario of ViZDoom, such as deathmatch or basic")
-    parser.add_argument("--observations", type=int, default=2_000, help="how many to store for the table")
+    parser.add_argument("--scenario", default="deathmatch", help="ViZDoom scenario, such as deathmatch or basic")
+    parser.add_argument("--observations", type=int, default=2_000, help="observations to store for the table")
     parser.add_argument("--methods", default="rle-jit,delta,zstd-dict/3,auto", help="comma-separated, for the masks")
-    parser.add_argument("--compression", default="auto", help="for training")
-    parser.add_argument("--episodes", type=int, default=2, help="to evaluate what was learnt")
-    parser.add_argument("--curve", type=Path, metavar="CSV", help="write the mean return over time to this file")
-    parser.add_argument("--video", type=Path, default=Path("doom.mp4"), help="colours and masks, side by side")
+    parser.add_argument("--compression", default="auto", help="compression method for training")
+    parser.add_argument("--episodes", type=int, default=2, help="episodes to evaluate after training")
+    parser.add_argument("--curve", type=Path, metavar="CSV", help="write the learning curve to this file")
+    parser.add_argument("--video", type=Path, default=Path("doom.mp4"), help="write images and masks to this video")
     options = parser.parse_args(argv)
 
     print(f"{options.observations:,} observations of {options.scenario}, 240x320\n")
@@ -81,10 +81,10 @@ def compare(scenario: str, n: int, methods: list[str], seed: int) -> str:
 
 
 def store(scenario: str, view: Any, method: str, n: int, seed: int) -> tuple[int, int]:
-    """Bytes of a rollout of ``n`` observations, and the growth of this process."""
+    """Bytes of a rollout of ``n`` observations, and the growth of this process's resident memory."""
     env = make_env(scenario, 1, view=view, resolution=(240, 320), seed=seed)
     task = Task("Rollout", env.observation_space, env.action_space, 1)
-    for size in (min(n, 50), n):  # the first, small buffer loads and compiles what it needs
+    for size in (min(n, 50), n):  # the first, small buffer triggers imports and compilation
         before = settled_rss()
         buffer = task.make(method, size)
         for transition in collect(env, size, policy=Wanderer(env, seed)):
@@ -95,7 +95,7 @@ def store(scenario: str, view: Any, method: str, n: int, seed: int) -> tuple[int
 
 
 class Wanderer:
-    """Repeats a random action for a while: a player that never walks on sees but a wall."""
+    """A random player that repeats each action for a while. Otherwise it would stay in place and only see a wall."""
 
     def __init__(self, env: VecEnv, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -147,7 +147,7 @@ def film(scenario: str, path: Path, seed: int) -> None:
         obs = following
     env.close()
     record.save_video(path, fps=35 / env.frame_skip)
-    print(f"\ncolours and masks, side by side: {path}")
+    print(f"\nvideo of images and masks, side by side: {path}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Watch DQN play Ms. Pac-Man, as example_train_gpu_replay.py trained it; without a screen, a video is written."""
+"""Watch the DQN agent of example_train_gpu_replay.py play Ms. Pac-Man, or write a video if there is no screen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watch PPO play Pong, as example_train_rollout.py trained it; without a screen, a video is written."""
+"""Watch the PPO agent of example_train_rollout.py play Pong, or write a video if there is no screen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watch PPO play Ms. Pac-Man, as example_train_rollout_mspacman.py trained it; without a screen, a video is written."""
+"""Watch the PPO agent of example_train_rollout_mspacman.py play Ms. Pac-Man, or write a video if there is no screen."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Fit the curves of ``sb3_extra_buffers.compatibility.device`` to the ratios measured.
+"""Fit the curves in ``sb3_extra_buffers.compatibility.device`` to the measured compression ratios.
 
     python scripts/fit_heap_heuristic.py            # print the curves
-    python scripts/fit_heap_heuristic.py --check    # fail if those in the module are others
+    python scripts/fit_heap_heuristic.py --check    # fail if the module has other curves
 
-For every family of methods with levels, a polynomial of the level, of a degree that the number of points allows.
+Each family of methods with levels gets a polynomial of the level. The number of points limits its degree.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def fit() -> dict[str, Curve]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="compare with the module instead")
+    parser.add_argument("--check", action="store_true", help="compare with the module's curves instead of printing")
     arguments = parser.parse_args()
     curves = fit()
     if arguments.check:
-        sys.exit(0 if curves == CURVES else "The curves in compatibility/device.py are not those fitted.")
+        sys.exit(0 if curves == CURVES else "compatibility/device.py is out of date. See the output without --check.")
     for family, curve in curves.items():
         print(f'    "{family}": {curve.coefficients},')
 

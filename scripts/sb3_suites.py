@@ -1,14 +1,14 @@
-"""Run the test suites of SB3 and sb3-contrib with compressed buffers in place of their own.
+"""Run the test suites of SB3 and sb3-contrib with compressed buffers instead of their own.
 
-    make sb3-suites                                          # in an environment of its own
-    python scripts/sb3_suites.py                             # source distributions of the installed versions, by pip
+    make sb3-suites                                          # in its own environment
+    python scripts/sb3_suites.py                             # pip downloads the sources of the installed versions
     python scripts/sb3_suites.py --sb3 PATH --contrib PATH   # folders that contain tests/
     python scripts/sb3_suites.py -k test_her                 # some of the tests
 
-Tests that fail run again with their own buffers. The program prints a table and the failures. Its exit status is 1 if a
-test fails with our buffers only, and not for a documented reason. Options of pytest can be added, such as -n 2.
+Failed tests run again with the original buffers. The script prints a table and the failures. The exit status is 1 if a
+test fails only with our buffers and the reason is not documented. Other options are passed to pytest, such as -n 2.
 
-This file is also the pytest plugin that exchanges the classes.
+This file is also the pytest plugin that replaces the classes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 DOCUMENTED = {"tests/test_buffers.py::test_custom_rollout_buffer"}  # expects AssertionError for a wrong space
-"""Tests that fail with ours because of a difference that docs/exactness.md describes."""
+"""Tests that fail with our buffers because of a difference that docs/exactness.md describes."""
 
 REPLACEMENTS = {
     "stable_baselines3.common.buffers": {
@@ -47,22 +47,22 @@ REPLACEMENTS = {
         "RecurrentDictRolloutBuffer": "CompressedRecurrentDictRolloutBuffer",
     },
 }
-"""Module → their class → ours."""
+"""Module → original class → our class."""
 
 Outcomes = dict[str, tuple[str, str]]
-"""For each test: passed, skipped or failed, and the message of the error."""
+"""For each test: passed, skipped or failed, and the error message."""
 
 
 def pytest_configure() -> None:
-    """Exchange the classes before pytest imports the first test."""
+    """Replace the classes before pytest imports the first test."""
     if os.environ["SB3_SUITES_BUFFERS"] == "ours":
         exchange_classes()
 
 
 def exchange_classes() -> None:
-    """Put our classes into all modules of SB3 and sb3-contrib, under the names of theirs."""
+    """Replace the buffer classes in all modules of SB3 and sb3-contrib by ours."""
     ours = importlib.import_module("sb3_extra_buffers.compressed")
-    importlib.import_module("sb3_contrib")  # all algorithms; whatever is imported later finds our classes
+    importlib.import_module("sb3_contrib")  # imports all algorithms; later imports get our classes
     by_class = {
         getattr(importlib.import_module(module), theirs): getattr(ours, name)
         for module, names in REPLACEMENTS.items()
@@ -72,8 +72,8 @@ def exchange_classes() -> None:
         if name.partition(".")[0] not in ("stable_baselines3", "sb3_contrib"):
             continue
         if name in REPLACEMENTS:
-            # Our classes derive from those of this module, whose methods refer to one another by name: it keeps them.
-            # Whoever imports it gets a copy with ours.
+            # Our classes derive from the classes of this module, whose methods look each other up by name. So the
+            # original module stays unchanged, and later imports get a copy with our classes.
             original, module = module, types.ModuleType(name)
             vars(module).update(vars(original))
             parent, _, last = name.rpartition(".")
@@ -85,7 +85,7 @@ def exchange_classes() -> None:
 
 
 def download(package: str, folder: Path) -> Path:
-    """The unpacked source distribution of the installed version of ``package``."""
+    """Download and unpack the source distribution of the installed version of ``package``."""
     version = importlib.metadata.version(package)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
     subprocess.run([*command, "--dest", str(folder), f"{package}=={version}"], check=True)
@@ -96,16 +96,16 @@ def download(package: str, folder: Path) -> Path:
 
 
 def run_suite(source: Path, buffers: str, arguments: list[str]) -> Outcomes:
-    """The outcome of each test under ``source``, with buffers that are ``"theirs"`` or ``"ours"``."""
+    """Run the tests under ``source`` and return their outcomes. ``buffers`` is ``"theirs"`` or ``"ours"``."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
         environment = {
-            "OMP_NUM_THREADS": "1",  # networks are tiny, and --numprocesses uses the cores
+            "OMP_NUM_THREADS": "1",  # the networks are tiny, and pytest -n already uses all cores
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "SB3_SUITES_BUFFERS": buffers,
-            "SDL_VIDEODRIVER": "dummy",  # for environments that render
+            "SDL_VIDEODRIVER": "dummy",  # environments may render
         }
         command = [sys.executable, "-m", "pytest", "-q", "-p", Path(__file__).stem, f"--junit-xml={report}", *arguments]
         subprocess.run(command, cwd=source, env=environment, check=False)
@@ -113,7 +113,7 @@ def run_suite(source: Path, buffers: str, arguments: list[str]) -> Outcomes:
 
 
 def node_id(case: ElementTree.Element) -> str:
-    if not case.get("classname"):  # a module that could not be imported
+    if not case.get("classname"):  # a test module that failed to import
         return f"{case.get('name', '').replace('.', '/')}.py"
     return f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
 
@@ -127,7 +127,7 @@ def outcome_of(case: ElementTree.Element) -> tuple[str, str]:
 
 
 def compare(source: Path, arguments: list[str]) -> tuple[str, list[str], bool]:
-    """Numbers for the table, failures with their reasons, and whether our buffers are the reason for none."""
+    """Return a table row, the failures with their reasons, and whether no failure is due to our buffers."""
     ours = run_suite(source, "ours", ["tests", *arguments])
     failed = [test for test, (status, _) in ours.items() if status == "failed"]
     theirs = run_suite(source, "theirs", failed) if failed else {}
@@ -144,9 +144,9 @@ def compare(source: Path, arguments: list[str]) -> tuple[str, list[str], bool]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sb3", type=Path, help="sources of SB3")
-    parser.add_argument("--contrib", type=Path, help="sources of sb3-contrib")
-    parser.add_argument("--output", type=Path, help="also write the table into this file")
+    parser.add_argument("--sb3", type=Path, help="folder with SB3's sources")
+    parser.add_argument("--contrib", type=Path, help="folder with sb3-contrib's sources")
+    parser.add_argument("--output", type=Path, help="also write the table and the failures to this file")
     arguments, for_pytest = parser.parse_known_args()
     versions = [
         f"{name} {importlib.metadata.version(name)}" for name in ("stable-baselines3", "sb3-contrib", "torch", "numpy")

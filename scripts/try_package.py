@@ -1,6 +1,6 @@
-"""Try an installed package as a new user would: import it, call the command, train, save and load.
+"""Try the installed package as a new user would: import it, run its commands, train, save and load.
 
-`nox --session package` runs this in a clean environment for each extra: `python try_package.py EXTRA`; `""` is none.
+`nox --session package` runs `python try_package.py EXTRA` in a clean environment for each extra; `""` means no extra.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stable_baselines3 import DQN, PPO
 
 from sb3_extra_buffers.compressed import CompressedReplayBuffer, CompressedRolloutBuffer
 
-# What each extra makes importable, where it is not a method.
+# Modules that must be importable with each extra.
 MODULES = {
     "atari": ["ale_py", "cv2", "sb3_extra_buffers.training_utils.atari"],
     "contrib": ["sb3_contrib", "sb3_extra_buffers.compressed.maskable_buffer"],
@@ -30,7 +30,7 @@ MODULES = {
     "video": ["imageio_ffmpeg"],
     "vizdoom": ["vizdoom"],
 }
-# A method that each of these extras gives.
+# A compression method that becomes available with each extra.
 METHODS = {"isal": "igzip1", "lz4": "lz4-frame/1", "numba": "rle-jit", "zstd": "zstd-dict/3", "fast": "zstd-5"}
 
 

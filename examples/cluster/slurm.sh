@@ -1,5 +1,5 @@
 #!/bin/bash
-# Train on several nodes of a SLURM cluster: sbatch examples/cluster/slurm.sh
+# Train on several nodes of a SLURM cluster. Submit it with: sbatch examples/cluster/slurm.sh
 # One task per node starts Ray. The learner runs on the first node.
 #SBATCH --job-name=sb3-distributed
 #SBATCH --nodes=4
@@ -9,17 +9,17 @@
 #SBATCH --time=24:00:00
 
 set -euo pipefail
-source .venv/bin/activate # on a file system that all nodes share
+source .venv/bin/activate # must be on a file system that all nodes share
 
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=${nodes[0]}
 address=$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address | awk '{ print $1 }')
-# Jobs of several users may share a node, so every job has a port and a folder of its own. Ray's workers have ports
-# from 10002 to 19999.
+# Jobs of other users may share a node, so each job needs its own port and folder. Ports 10002 to 19999 belong to Ray's
+# workers.
 port=$((20000 + SLURM_JOB_ID % 10000))
 folder=/tmp/ray-$SLURM_JOB_ID
 cpus=$SLURM_CPUS_PER_TASK
-# Only processes of this job know the token. srun passes the environment on.
+# The token keeps other users out: srun passes it in the environment to the processes of this job only.
 export RAY_AUTH_MODE=token
 RAY_AUTH_TOKEN=$(python -c 'import secrets; print(secrets.token_hex(32))')
 export RAY_AUTH_TOKEN
@@ -37,6 +37,6 @@ for node in "${nodes[@]:1}"; do
         ray start --address="$address:$port" --num-cpus="$cpus" --block &
 done
 
-# A collector takes a CPU. Two of the first node's are left to the learner.
+# Each collector takes one CPU. Two CPUs are left for the learner.
 collectors=$((SLURM_JOB_NUM_NODES * cpus - 2))
 python examples/example_train_distributed.py --address "$address:$port" --collectors "$collectors" --steps 50000000

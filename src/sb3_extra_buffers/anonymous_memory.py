@@ -1,4 +1,4 @@
-"""Memory from the operating system, which grows without being copied where the system can do that."""
+"""Memory allocated by the operating system. On Linux it grows without being copied."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 
 class AnonymousMemory:
-    """Bytes from the operating system. Pages that were never written take no physical memory."""
+    """Zeroed bytes from the operating system. Untouched pages take no physical memory."""
 
     def __init__(self, size: int) -> None:
         self._map = map_private(size)
@@ -26,10 +26,10 @@ class AnonymousMemory:
         return data
 
     def resize(self, size: int) -> None:
-        """Make room for ``size`` bytes, keeping the contents."""
+        """Change the size to ``size`` bytes and keep the contents."""
         if sys.platform == "linux":
-            # The kernel moves page tables, not bytes. Python refuses while another array refers to the memory (as in
-            # a second thread that samples). Then the bytes are copied, as on other systems.
+            # The kernel moves page tables instead of bytes. Python refuses while another array refers to the memory,
+            # for instance in a thread that samples. Then the bytes are copied, as on other systems.
             self._data = None
             try:
                 self._map.resize(size)
@@ -46,18 +46,18 @@ class AnonymousMemory:
 
 
 def map_private(size: int, descriptor: int = -1) -> mmap.mmap:
-    """Memory of this process alone: zeros, or the bytes of a file that do not change with it."""
+    """Memory private to this process: zeros, or the bytes of a file, copied on write."""
     size = max(size, 1)
     if sys.platform == "win32":
         return mmap.mmap(descriptor, size, access=mmap.ACCESS_WRITE if descriptor == -1 else mmap.ACCESS_COPY)
-    # Python's default is shared memory, which a forked process could change.
+    # By default, Python maps shared memory, which a forked process could change.
     return mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE | (mmap.MAP_ANONYMOUS if descriptor == -1 else 0))
 
 
 def zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Like ``numpy.zeros``, but the memory of a large array goes back to the system when the array is freed.
 
-    The allocator would keep it, so that an array which is replaced by larger ones again and again would leave holes.
+    The allocator would keep this memory, so an array that is repeatedly replaced by a larger one would fragment it.
     """
     size = math.prod(shape) * dtype.itemsize
     if size < mmap.PAGESIZE * 4:

@@ -1,7 +1,6 @@
-"""Loads kernels that numba compiles. numba is optional, slow to import and slow to compile.
+"""Load kernels that numba compiles. numba is optional, slow to import and slow to compile.
 
-A kernel module defines ``compile_all()``, which calls each of its functions once on tiny arrays. If several threads
-need a module at the same time, they call it one after the other.
+A kernel module defines ``compile_all()``, which calls each of its functions once on tiny arrays.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _compiling = threading.RLock()
 
 
 def has_numba() -> bool:
-    """Whether numba is installed, which compiles ``rle-jit`` and speeds up ``delta``."""
+    """Whether numba is installed. ``rle-jit`` needs it, and it speeds up ``delta``."""
     return find_spec("numba") is not None
 
 
@@ -26,7 +25,8 @@ def has_numba() -> bool:
 def load_kernels(module: str) -> ModuleType | None:
     """The compiled kernels of ``module``, or ``None`` without numba.
 
-    Only the very first call on a machine compiles; numba keeps the result on disk.
+    Only the first call on a machine compiles: numba caches the result on disk. Threads that need kernels at the same
+    time wait for each other.
     """
     if not has_numba():
         return None
@@ -44,4 +44,4 @@ def load_kernels(module: str) -> ModuleType | None:
 
 @functools.cache
 def _announce() -> None:
-    logger.warning("Compiling kernels. This happens once, takes some seconds, and is cached on disk.")
+    logger.warning("Compiling kernels. This takes some seconds and happens once: numba caches them on disk.")

@@ -1,24 +1,24 @@
-"""Every error that this library raises on purpose.
+"""All errors that this library raises on purpose.
 
     ExtraBuffersError
-    ├── ConfigurationError(ValueError)     an argument that cannot work
-    │   ├── ArgumentError(TypeError)       an argument that the class does not have
-    │   ├── UnknownMethodError             no such compression method
-    │   ├── LevelError                     a compression level out of range
-    │   └── OptionError                    an option that the codec does not have
-    ├── ObservationError(ValueError)       an observation that does not fit its space
-    ├── CapacityError(ValueError)          no room left in memory of a fixed size
-    ├── EmptyBufferError(ValueError)       nothing to sample yet
-    ├── CorruptDataError(ValueError)       stored bytes that do not decode, a damaged file
-    ├── FileFormatError(ValueError)        not a saved buffer, or one of a newer library
-    ├── SegmentError(ValueError)           a segment for another kind of buffer
+    ├── ConfigurationError(ValueError)     an invalid argument
+    │   ├── ArgumentError(TypeError)       the class has no such argument
+    │   ├── UnknownMethodError             the compression method does not exist
+    │   ├── LevelError                     the compression level is out of range
+    │   └── OptionError                    the codec has no such option
+    ├── ObservationError(ValueError)       an observation does not fit its space
+    ├── CapacityError(ValueError)          memory of a fixed size is full
+    ├── EmptyBufferError(ValueError)       the buffer has nothing to sample yet
+    ├── CorruptDataError(ValueError)       stored bytes do not decode, or a file is damaged
+    ├── FileFormatError(ValueError)        not a saved buffer, or saved by a newer version
+    ├── SegmentError(ValueError)           a segment does not fit the buffer
     ├── SaveError(OSError)                 a file could not be written
-    ├── EnvironmentMakeError(ValueError)   an environment that cannot be made
-    ├── WorkerError(RuntimeError)          a measuring process has died
-    ├── MismatchError(ValueError)          other values than those of SB3's buffer
+    ├── EnvironmentMakeError(ValueError)   an environment cannot be created
+    ├── WorkerError(RuntimeError)          a worker process has died
+    ├── MismatchError(ValueError)          values differ from those of SB3's buffer
     └── MissingPackageError(ImportError)   an optional package is not installed
 
-Each also derives from the built-in exception that users would expect to catch.
+Each error also derives from the built-in exception that users would expect to catch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ExtraBuffersError(Exception):
 
 
 class ConfigurationError(ExtraBuffersError, ValueError):
-    """An argument has a value that cannot work."""
+    """An argument has an invalid value."""
 
 
 class ArgumentError(ConfigurationError, TypeError):
@@ -49,15 +49,15 @@ class OptionError(ConfigurationError):
 
 
 class ObservationError(ExtraBuffersError, ValueError):
-    """An observation does not have the shape or dtype that its space promises."""
+    """An observation does not have the shape or dtype of its space."""
 
 
 class CapacityError(ExtraBuffersError, ValueError):
-    """Memory of a size that the user has fixed is full."""
+    """Memory whose size the user has limited is full."""
 
 
 class EmptyBufferError(ExtraBuffersError, ValueError):
-    """There is nothing to sample yet."""
+    """The buffer has nothing to sample yet."""
 
 
 class CorruptDataError(ExtraBuffersError, ValueError):
@@ -77,15 +77,15 @@ class SaveError(ExtraBuffersError, OSError):
 
 
 class EnvironmentMakeError(ExtraBuffersError, ValueError):
-    """No environment can be made of that name."""
+    """The environment cannot be created."""
 
 
 class WorkerError(ExtraBuffersError, RuntimeError):
-    """A measuring process ended before it had a result."""
+    """A worker process ended before it returned its result."""
 
 
 class MismatchError(ExtraBuffersError, ValueError):
-    """A buffer returned other values than SB3's, which is a bug of this library."""
+    """A buffer returned other values than SB3's. This is a bug in this library."""
 
 
 class MissingPackageError(ExtraBuffersError, ImportError):

@@ -1,4 +1,4 @@
-"""Protect code from Ctrl-C."""
+"""Delay Ctrl-C while a buffer changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-try:  # the functions behind the module signal, without its slow conversions to enums
+try:  # what the module signal wraps in slow conversions to enums
     from _signal import getsignal as _get_handler  # type: ignore[import-not-found]  # it has no type stubs
     from _signal import signal as _set_handler
 except ImportError:
@@ -18,7 +18,8 @@ except ImportError:
 class uninterrupted:  # noqa: N801  # reads like a function, as contextlib's own do
     """``with uninterrupted():`` delays Ctrl-C until the end of the block. Blocks may be nested.
 
-    It takes a microsecond. Python runs signal handlers in the main thread only, so in other threads it does nothing.
+    It costs a microsecond. In threads other than the main one it does nothing: Python runs signal handlers in the main
+    thread only.
     """
 
     __slots__ = ("_handler", "_waiting")
@@ -38,7 +39,7 @@ class uninterrupted:  # noqa: N801  # reads like a function, as contextlib's own
             try:
                 _set_handler(signal.SIGINT, self)
                 self._handler = handler
-            except BaseException:  # raised by the handler of another signal, such as a time limit's
+            except BaseException:  # another signal's handler raised it, for instance at a time limit
                 _set_handler(signal.SIGINT, handler)
                 raise
 

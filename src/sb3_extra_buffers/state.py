@@ -1,11 +1,11 @@
-"""The state of a buffer: how its parts write it, how they read it with checks, and how values become JSON.
+"""The state of a buffer as a tree: reading it with checks, and values as JSON.
 
-To save a buffer, each part returns a dict of numbers, strings, arrays and further dicts: a tree. To load it, each part
-reads its values from a :class:`SavedState`, and says which type, shape and range a value must have. A file may be
-untrusted, and compiled code does not check its indices, so no value is used unchecked.
+To save a buffer, each of its parts returns a dict of numbers, strings, arrays and further dicts. To load it, each part
+reads its values from a :class:`SavedState`, and says which type, shape and range a value must have. Every value is
+checked, because files may be untrusted and compiled code does not check its indices.
 
-Types that JSON does not have become a dict with one key that begins with ``$``: ``{"$dtype": "<f4"}``. A user's dict
-whose keys could be mistaken for that is written as pairs, ``{"$dict": [[key, value], ...]}``.
+Types that JSON does not have become a dict with one key that begins with ``$``: ``{"$dtype": "<f4"}``. A dict of the
+user whose keys begin with ``$``, or are no strings, is written as pairs: ``{"$dict": [[key, value], ...]}``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,7 +24,7 @@ import numpy.typing as npt
 from sb3_extra_buffers.errors import CorruptDataError, SaveError
 
 State = Mapping[str, Any]
-"""Names to numbers, strings, ``None``, arrays, and further states."""
+"""Maps names to numbers, strings, ``None``, arrays and further states."""
 
 Progress = Callable[[int], object]
 """Called with the number of bytes that were read or written."""
@@ -44,7 +45,7 @@ class ArrayInfo(Protocol):
 
 
 class Source(Protocol):
-    """Where the arrays of a saved state are read from."""
+    """A file or pickle that the arrays of a saved state are read from."""
 
     @property
     def path(self) -> Any:
@@ -55,19 +56,19 @@ class Source(Protocol):
 
     @property
     def is_mapped(self) -> bool:
-        """Whether large arrays are in a file, which the system loads on access."""
+        """Whether large arrays are memory-mapped from a file."""
 
     def read(
         self, name: str, progress: Progress | None = None, into: npt.NDArray[np.uint8] | None = None
     ) -> npt.NDArray[Any]:
-        """An array, in the zeroed memory ``into`` if that is given."""
+        """Read an array, into the zeroed memory ``into`` if that is given."""
 
     def map(self, name: str, progress: Progress | None = None) -> Any:
-        """Memory, with an attribute ``data``, that holds an array or loads it on access; ``None``: :meth:`read` it."""
+        """Memory, with an attribute ``data``, that maps an array. If ``None``, call :meth:`read`."""
 
 
 class SavedState:
-    """A part of a saved state. Every value is checked when it is read."""
+    """A saved state, or a part of it. Checks every value when it is read."""
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class SavedState:
 
     @property
     def is_mapped(self) -> bool:
-        """Whether large arrays are in a file, which the system loads on access."""
+        """Whether large arrays are memory-mapped from a file."""
         return self._source.is_mapped
 
     def part(self, name: str) -> SavedState:
@@ -93,14 +94,14 @@ class SavedState:
         return SavedState(self._source, plain, f"{self._prefix}{escaped(name)}/", self._progress)
 
     def has(self, name: str) -> bool:
-        return self._plain.get(name) is not None or self._prefix + escaped(name) in self._source.arrays
+        return self._plain.get(name) is not None or self._stored(name) is not None
 
     def parts(self) -> list[SavedState]:
-        """All parts of this part, in order."""
+        """The parts of this part, in order."""
         return [self.part(name) for name, value in self._plain.items() if isinstance(value, dict)]
 
     def array_names(self) -> list[str]:
-        """The arrays of this part itself, without those of its parts."""
+        """The arrays directly in this part."""
         names = [path.removeprefix(self._prefix) for path in self._source.arrays if path.startswith(self._prefix)]
         return [name for name in names if "/" not in name]
 
@@ -138,25 +139,25 @@ class SavedState:
 
     def dtype(self, name: str) -> np.dtype[Any] | None:
         """The dtype of an array, if there is one of this name."""
-        stored = self._source.arrays.get(self._prefix + escaped(name))
+        stored = self._stored(name)
         return None if stored is None else stored.dtype
 
     def array_of_size(self, name: str, dtype: npt.DTypeLike, size: int) -> npt.NDArray[Any]:
         """An array of this dtype with ``size`` elements, in any shape."""
-        stored = self._source.arrays.get(self._prefix + escaped(name))
+        stored = self._stored(name)
         if stored is None or math.prod(stored.shape) != size:
             raise self.error(name, f"must have {size} elements")
         return self.array(name, dtype, stored.shape)
 
     def json(self, name: str) -> Any:
-        """The value of a :class:`Json`."""
+        """The value of a :class:`Json` object."""
         value = self._plain.get(name)
         if isinstance(value, Json):
             return value.value
         return decode(json.loads(self.array(name, np.uint8, (None,)).tobytes()))
 
     def map_bytes(self, name: str) -> Any:
-        """Memory that holds an array of bytes or loads it on access. If ``None``, call :meth:`read_bytes`."""
+        """Memory that maps an array of bytes. If ``None``, call :meth:`read_bytes`."""
         return self._source.map(self._checked_path(name, np.uint8, (None,)), self._progress)
 
     def array_nbytes(self, name: str) -> int:
@@ -166,9 +167,11 @@ class SavedState:
         """Read an array of bytes into zeroed memory."""
         self._source.read(self._checked_path(name, np.uint8, (None,)), self._progress, into)
 
+    def _stored(self, name: str) -> ArrayInfo | None:
+        return self._source.arrays.get(self._prefix + escaped(name))
+
     def _checked_path(self, name: str, dtype: npt.DTypeLike, shape: tuple[int | None, ...]) -> str:
-        path = self._prefix + escaped(name)
-        stored = self._source.arrays.get(path)
+        stored = self._stored(name)
         if stored is None:
             raise self.error(name, "is missing")
         fits = len(stored.shape) == len(shape) and all(
@@ -176,40 +179,38 @@ class SavedState:
         )
         if stored.dtype != np.dtype(dtype) or not fits:
             raise self.error(name, f"must be {np.dtype(dtype)} of {shape}, not {stored.dtype} of {stored.shape}")
-        return path
+        return self._prefix + escaped(name)
 
     def error(self, name: str, problem: str) -> CorruptDataError:
         return CorruptDataError(f"{self._source.path} is corrupt: {self._prefix}{name} {problem}.")
 
 
+@dataclass
 class Json:
     """Any value. A pickle holds it unchanged. A file holds it as JSON, and saving fails if that is not possible."""
 
-    def __init__(self, value: Any, where: str) -> None:
-        self.value = value
-        self.where = where
-        """Its name in error messages."""
+    value: Any
+    where: str
+    """Its name in error messages."""
 
 
 def escaped(name: str) -> str:
-    """A name as one part of an array's path, such as ``stores/image/ends/0``."""
+    """A name without slashes, for one part of an array's path such as ``stores/image/ends/0``."""
     return name.replace("~", "~0").replace("/", "~1")
 
 
 def encode(value: Any, where: str) -> Any:
-    """``value`` as something that JSON can hold.
+    """Convert ``value`` to what JSON can hold.
 
     :param where: The name of the value in error messages.
     """
     for cls in type(value).__mro__:
         if cls in _ENCODERS:
             return _ENCODERS[cls](value, where)
-    if value is None or isinstance(value, bool | str):
+    if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, np.generic | np.ndarray):
         return _encode_array(np.asarray(value), isinstance(value, np.generic), where)
-    if isinstance(value, int):
-        return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {"$float": str(value)}
     if isinstance(value, list):
@@ -223,29 +224,29 @@ def encode(value: Any, where: str) -> Any:
     if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
         return {"$dtype": np.dtype(value).str}
     raise SaveError(
-        f"{where} is of type {type(value).__name__}, which only pickle can save. This file format does not use "
-        "pickle, because a pickle in an untrusted file can run any code. It saves numbers, strings, arrays, and lists "
-        "and dicts of them. SB3's model.save_replay_buffer() uses pickle and saves anything."
+        f"{where} is of type {type(value).__name__}, which only pickle can save. This file format does not use pickle, "
+        "because a pickle in an untrusted file can run any code. It saves numbers, strings, arrays, and lists and "
+        "dicts of them. To save other values, use pickle: SB3's model.save_replay_buffer()."
     )
 
 
 def decode(value: Any) -> Any:
-    """The inverse of :func:`encode`. A value that it cannot have written is a :class:`CorruptDataError`."""
+    """Undo :func:`encode`. Raises :class:`CorruptDataError` for a value that it cannot have returned."""
     try:
         return _decode(value)
     except RecursionError:
-        raise CorruptDataError("A value in the file is corrupt: it is nested too deep.") from None
+        raise CorruptDataError("A value in the file is corrupt: it is nested too deeply.") from None
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, AssertionError, MemoryError) as error:
         raise CorruptDataError(f"A value in the file is corrupt: {error}.") from error
 
 
 def register_encoder(cls: type, encoder: Callable[[Any, str], Any]) -> None:
-    """Let :func:`encode` write values of ``cls`` by ``encoder(value, where)``."""
+    """Make :func:`encode` convert values of ``cls`` by ``encoder(value, where)``."""
     _ENCODERS[cls] = encoder
 
 
 def register_decoder(kind: str, decoder: Callable[[Any], Any]) -> None:
-    """Let :func:`decode` read ``{kind: content}`` by ``decoder(content)``, where ``content`` is decoded already."""
+    """Make :func:`decode` convert ``{kind: content}`` by ``decoder(content)``. The content is decoded first."""
     _DECODERS[kind] = decoder
 
 

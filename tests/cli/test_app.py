@@ -48,7 +48,7 @@ def test_completion_for_shells_works() -> None:
         (["estimate", "--env", "CartPole-v1", "--steps", "0"], "Invalid value for '--steps': 0"),
         (
             ["bench", "--env", "CartPole-v1", "--html", "no/such/report.html"],
-            "There is no folder 'no/such'. Make it first.",
+            "There is no folder 'no/such'. Create it first.",
         ),
         (["bench", "--env", "CartPole-v1", "--html", "x.jpeg"], "'x.jpeg' does not end with .html."),
         (["bench", "--env", "CartPole-v1", "--algo", "dqm"], "'dqm' is not one of 'dqn', 'sac', 'td3', 'ppo', 'a2c'"),

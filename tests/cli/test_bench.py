@@ -24,11 +24,11 @@ def test_a_vector_environment_played_by_a_model(tmp_path: Path) -> None:
     )
     assert finished.returncode == 0, finished.stderr
     assert "playing CartPole-v1: 100%" in finished.stderr
-    assert "60 steps of 2 environments, played by m.zip; observations: float32 (4,)" in finished.stdout
+    assert "60 steps of 2 environments, played by m.zip, observations float32 (4,)" in finished.stdout
     assert "sample(16), µs" in finished.stdout
     assert "extrapolated to 100,000" in finished.stdout
     assert "\nRecommended: " in finished.stdout  # which buffer depends on the times
-    assert "Written: r.json, r.html" in finished.stdout
+    assert "Results written to r.json, r.html" in finished.stdout
 
     data = json.loads((tmp_path / "r.json").read_text())
     assert [row["method"] for row in data["results"]] == ["SB3", "auto"]
@@ -58,9 +58,9 @@ def test_a_dict_environment_gets_the_class_for_dicts(tmp_path: Path) -> None:
         (["--env", "CartPol-v1"], "There is no environment 'CartPol-v1': Environment `CartPol` doesn't exist. Did you"),
         (
             ["--env", "CartPole-v1", "--algo", "sac"],
-            "SAC does not support actions of type Discrete. Use --algo dqn, ppo or a2c.",
+            "SAC does not support Discrete actions. Use --algo dqn, ppo or a2c.",
         ),
-        (["--env", "Mygame-v0"], "name its module, too: --env mygame:Mygame-v0"),
+        (["--env", "Mygame-v0"], "add the module: --env mygame:Mygame-v0"),
     ],
     ids=["unknown environment", "another algorithm", "a module of the user"],
 )

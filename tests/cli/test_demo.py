@@ -15,4 +15,4 @@ def test_both_runs_end_with_the_same_network() -> None:
     assert finished.returncode == 0, finished.stderr
     assert "Trained networks: bit-identical" in finished.stdout
     assert "CompressedReplayBuffer.memory_usage():" in finished.stdout
-    assert "The process needs more than its buffer: Python, PyTorch" in finished.stdout
+    assert "Peak process memory also includes Python, PyTorch" in finished.stdout

@@ -92,7 +92,7 @@ def test_the_chart_has_every_method(tmp_path: Path) -> None:
         assert report.label(result) in text
     assert re.search(r"auto \(delta\) \(recommended\)", text)
     assert "100 MB" in text
-    assert "lower left is better" in text
+    assert "bottom left is best" in text
 
 
 def test_labels_of_the_chart_do_not_overlap() -> None:
@@ -119,7 +119,7 @@ def test_the_machine_and_the_date_are_given() -> None:
 
 
 def test_a_run_that_is_too_short_for_auto_says_so() -> None:
-    assert "auto may still change its method. Play 600 --steps" in make_report(steps=500).as_text()
+    assert "auto may still change its method: use --steps 600" in make_report(steps=500).as_text()
     assert "auto may still change" not in make_report().as_text()
 
 

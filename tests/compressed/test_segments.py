@@ -156,7 +156,7 @@ def test_a_rollout_travels_with_its_advantages() -> None:
     with pytest.raises(SegmentError, match="room for 0"):
         receiver.ingest_segment(sender.export_segment(everything=True))
     next(iter(sender.get(4)))
-    with pytest.raises(SegmentError, match=r"before get\(\)"):
+    with pytest.raises(SegmentError, match=r"before you call get\(\)"):
         sender.export_segment()
     with pytest.raises(SegmentError, match="rollout buffer"):
         make().ingest_segment(segment)

@@ -140,7 +140,7 @@ def test_shards_are_killed_at_random(processes: None, tmp_path: Path) -> None:
         del kept[: -int(rng.integers(1, 8))]
         for batch in kept:
             check_rows(batch, rows)
-    assert sum(buffer._shards._lives) == 5
+    assert sum(buffer._shards._restarts) == 5
     assert buffer.shard_statistics["transitions_lost"] == 0
     buffer.check()
     buffer.close()

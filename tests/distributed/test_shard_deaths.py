@@ -237,7 +237,7 @@ def test_ctrl_c_while_a_shard_is_started_again(on_disk: bool, tmp_path: Path) ->
 
 
 def test_steps_are_kept_if_their_shard_has_died_before_they_were_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_calls, "_MOST_WAITING", 1)
+    monkeypatch.setattr(shard_calls, "_MAX_UNCONFIRMED", 1)
     buffer = make(size=2000, parts=1, **REMOTE, shards=1, on_loss="raise", compression_method="delta")
     history = steps(200, 0)
     for step in islice(history, 32):

@@ -45,11 +45,11 @@ class TestArguments:
             ({"burn_in": -1}, "must not be negative, but are -1"),
             ({"overlap": 4}, "overlap must be from 0 to 3 .*, not 4"),
             ({"at_episode_end": "wrap"}, "'pad', 'stop' or 'cross', not 'wrap'"),
-            ({"length": 51}, r"50 steps .* no room for a sequence of 51"),
-            ({"latents": {"state": "big"}}, r"'state' must be given as a shape, \(256,\).*'big'"),
-            ({"latents": {"state": ((2,), object)}}, "'state' must be given"),
-            ({"latents": {"state": (-1,)}}, "'state' must be given"),
-            ({"latents": {"state": (2, 0)}}, "'state' must be given"),
+            ({"length": 51}, "room for 50 steps .* too short for a sequence of 51"),
+            ({"latents": {"state": "big"}}, r"'state' must be declared by a shape, \(256,\).*'big'"),
+            ({"latents": {"state": ((2,), object)}}, "'state' must be declared"),
+            ({"latents": {"state": (-1,)}}, "'state' must be declared"),
+            ({"latents": {"state": (2, 0)}}, "'state' must be declared"),
             ({"optimize_memory_usage": True}, "Leave it out"),
         ],
     )
@@ -85,7 +85,7 @@ class TestArguments:
 
     def test_an_unknown_latent_is_named(self) -> None:
         buffer = make(latents={"state": (2,)})
-        with pytest.raises(ConfigurationError, match="no latent 'stat'; its latents are: 'state'"):
+        with pytest.raises(ConfigurationError, match=r"no latent 'stat'\. Its latents are: 'state'"):
             add(buffer, 0, latents={"stat": np.zeros((1, 2))})
         assert buffer.size() == 0
         with pytest.raises(ConfigurationError, match=r"must have the shape \(3, 2\), not \(3,\)"):

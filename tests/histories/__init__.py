@@ -1,10 +1,13 @@
-"""Long histories: random but seeded programs, run on SB3's buffers and on ours, with everything read compared.
+"""Long histories: random but seeded programs that run on SB3's buffers and on ours, and compare everything read.
 
-* ``worlds``: observations that are hard on a buffer, and real games
-* ``plans``: which buffer, method, options and world a history has; all follow from its name
-* ``models``: SB3's buffers, and plain references where SB3 has none
-* ``replay_history``, ``rollout_history``: what is done to both, and the comparison
-* ``surroundings``: smaller constants, so that rare events become frequent, and ways to the device's code on a CPU
-* ``visits``: counts these events
-* ``soak``: minutes to hours of it, in several processes
+* ``worlds``, ``real_games``: observations that are hard on a buffer, and real games
+* ``plans``: the buffer, method, options and world of a history, all drawn from its name
+* ``models``: SB3's buffers, and plain reference implementations where SB3 has none
+* ``history``, ``replay_history``, ``rollout_history``, ``sequence_history``, ``segment_history``: the operations on
+  both buffers, and the comparison
+* ``surroundings``: smaller constants, so that rare events become frequent, and device code on a CPU
+* ``visits``: counters of these rare events
+* ``short``: the histories of ``make test``
+* ``soak``: minutes to hours of histories, in several processes
+* ``planted_faults``, ``faults``: bugs planted in a copy of the library, which the histories must find
 """

@@ -1,3 +1,3 @@
-"""As in the tests of buffers on a device: Triton's interpreter where there is no GPU."""
+"""Use Triton's interpreter if there is no GPU, as the tests of GPU buffers do."""
 
 from tests.gpu.conftest import _faster_interpreter  # noqa: F401

@@ -1,4 +1,4 @@
-"""What histories of replay and of rollout buffers have in common: persistence, reading, and the comparison."""
+"""The base class of all histories: persistence, reading, and the comparison."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.transitions import Transition, assert_same
 
 
 class History:
-    """Two buffers to which the same is done. Subclasses say what."""
+    """Applies the same operations to SB3's buffer, ``model``, and to ours, ``subject``. Subclasses add operations."""
 
     model: Any
     subject: Any
@@ -48,13 +48,13 @@ class History:
         package = gpu_buffers if name.on_device else compressed
         self.cls = getattr(package, name.buffer)
         self.layout = str(self.rng.choice(["C", "C", "transposed", "both"]))
-        """How images lie in memory. SB3's wrappers give channel-first views of channel-last memory."""
+        """The memory layout of images. SB3's wrappers return channel-first views of channel-last memory."""
         self.taken = 0
         self.trail: list[str] = []
-        """What was done, newest last."""
+        """The last operations, newest last."""
 
     def run(self) -> None:
-        """The whole history. Raises where the buffers differ."""
+        """Run the whole history. Raise an error as soon as the buffers differ."""
         operations, chances = zip(*self.operations().items(), strict=True)
         weights = np.array(chances) / sum(chances)
         while self.taken < self.plan.name.steps:
@@ -66,7 +66,7 @@ class History:
         self.compare_everything()
 
     def operations(self) -> dict[Any, float]:
-        """What may be done next, and how often."""
+        """The possible operations, with relative frequencies."""
         return {self.use_memory_report: 0.5, self.pickle: 0.3, self.deepcopy: 0.3, self.save_and_load: 1.0}
 
     def next_step(self) -> Transition:
@@ -74,7 +74,7 @@ class History:
         return next(self.steps)
 
     def copied(self, step: Transition) -> Transition:
-        """A step for one of the buffers, which may keep or change what it is given."""
+        """A copy of a step for one buffer, because buffers may keep or change their arguments."""
         transposed = self.layout == "transposed" or (self.layout == "both" and self.taken % 50 == 0)
 
         def copy_of(part: Any) -> Any:
@@ -87,7 +87,7 @@ class History:
         return Transition(*map(copy_of, step[:-1]), step.infos)
 
     def check(self) -> None:
-        """Let the buffer look at itself."""
+        """Check the invariants of our buffer."""
         if hasattr(self.subject, "check"):
             self.subject.check()
 
@@ -97,7 +97,7 @@ class History:
         return int(self.rng.integers(1 << 31))
 
     def expected(self, observations: Any, key: str | None = None) -> Any:
-        """What our buffer gives where SB3's gives ``observations``: the same, unless options ask for floats."""
+        """What our buffer must return if SB3's returns ``observations``: the same, unless options request floats."""
         if isinstance(observations, dict):
             return {name: self.expected(part, name) for name, part in observations.items()}
         options = self.plan.options
@@ -112,7 +112,7 @@ class History:
         return values / np.float32(255.0) if normalize else values
 
     def compare_observations(self, ours: Any, theirs: Any, places: Any) -> None:
-        """A column, as SB3 indexes it."""
+        """Compare a column at ``places``, an index as SB3 uses it."""
         for key in theirs if isinstance(theirs, dict) else [None]:
             left, right = (ours, theirs) if key is None else (ours[key], theirs[key])
             assert_same(plain(left[places]), self.expected(np.asarray(right[places]), key))
@@ -126,13 +126,13 @@ class History:
     def compare_everything(self) -> None:
         raise NotImplementedError
 
-    # What all buffers can do
+    # Operations of all buffers
 
     def use_memory_report(self) -> None:
         usage = self.subject.memory_usage()
         assert usage.transitions == self.model.size() * self.plan.n_envs
         assert min(usage.payload, usage.references, usage.index, usage.fields) >= 0
-        # What a history needs does not depend on how long it is: several times what is raw is a leak.
+        # Memory must not grow with the length of the history: several times the raw size is a leak.
         assert usage.payload <= 3 * usage.raw_equivalent + (4 << 20)
 
     def pickle(self) -> None:
@@ -142,7 +142,7 @@ class History:
         self.go_on_with(copy.deepcopy(self.subject))
 
     def save_and_load(self) -> None:
-        """There are two files, which are saved to again and again."""
+        """Save to one of two files, repeatedly, and load."""
         path = self.folder / f"saved{self.rng.integers(2)}"
         for _ in range(int(self.rng.integers(1, 3))):
             self.subject.save(path)
@@ -150,7 +150,7 @@ class History:
         self.go_on_with(self.cls.load(path, device=self.plan.device, mmap=bool(self.rng.random() < 0.5), **env))
 
     def go_on_with(self, other: Any) -> None:
-        """A copy must hold the same. Some histories go on with it."""
+        """Compare a copy. Some histories continue with it."""
         before, self.subject = self.subject, other
         self.compare_everything()
         if self.plan.on_disk or self.plan.path == "kernels" or self.rng.random() < 0.3:
@@ -158,7 +158,7 @@ class History:
 
 
 class GoalEnv(gym.Env[Any, Any]):
-    """Only for the reward of hindsight experience replay."""
+    """Only computes the reward for hindsight experience replay."""
 
     def __init__(self, space: spaces.Space, action_space: spaces.Space) -> None:
         self.observation_space, self.action_space = space, action_space

@@ -1,4 +1,4 @@
-"""What a buffer is compared with: SB3's and contrib's own buffers, and a plain reference where they have none."""
+"""The models that buffers are compared with: SB3's and sb3-contrib's buffers, or plain reference implementations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MODELS: dict[str, Any] = {
     "RolloutBuffer": RolloutBuffer,
     "SequenceReplayBuffer": ReplayBuffer,
 }
-"""By the name of the class that is tested, without "Compressed" or "Gpu"."""
+"""The model for each tested class, whose name is without "Compressed" or "Gpu"."""
 
 
 def model_class(name: str) -> Any:
@@ -47,9 +47,10 @@ def model_class(name: str) -> Any:
 
 
 def mark_last_as_cut(buffer: Any) -> None:
-    """What follows the newest transitions does not continue them, which looks like a time limit.
+    """Mark a gap after the newest transitions, as a time limit.
 
-    With ``optimize_memory_usage`` it looks like an end, because what follows overwrites the next observations.
+    With ``optimize_memory_usage``, mark an episode end instead, because the following step overwrites the next
+    observations.
     """
     newest = buffer.pos - 1
     if buffer.optimize_memory_usage:
@@ -59,20 +60,20 @@ def mark_last_as_cut(buffer: Any) -> None:
 
 
 def clear_timeouts(buffer: Any, slot: int) -> None:
-    """SB3 does not write timeouts if it does not handle them. So those of :func:`mark_last_as_cut` would stay."""
+    """Clear the timeouts of :func:`mark_last_as_cut`, which SB3 does not overwrite if it does not handle timeouts."""
     for part in buffer._buffers.values() if isinstance(buffer, OneBufferPerKey) else [buffer]:
         part.timeouts[slot] = 0
 
 
 class OneBufferPerKey:
-    """A model for Dict spaces, where SB3's class knows only others: one of its buffers for each key."""
+    """A model for Dict spaces where SB3's class does not support them: one of SB3's buffers per key."""
 
     def __init__(self, cls: type[ReplayBuffer], size: int, space: spaces.Dict, actions: Any, **kwargs: Any) -> None:
         self._buffers = {key: cls(size, part, actions, **kwargs) for key, part in space.spaces.items()}
         self._first = next(iter(self._buffers.values()))
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # copying asks for some
+        if name.startswith("__"):  # copy.deepcopy looks some of these up
             raise AttributeError(name)
         if name in ("observations", "next_observations"):
             return {key: getattr(buffer, name) for key, buffer in self._buffers.items()}
@@ -108,7 +109,7 @@ class OneBufferPerKey:
 
 
 class Drawn(NamedTuple):
-    """A batch of transitions of one or several steps, as plain arrays."""
+    """A batch of 1-step or n-step transitions, as plain arrays."""
 
     actions: npt.NDArray[Any]
     last_slots: npt.NDArray[np.int64]
@@ -118,7 +119,7 @@ class Drawn(NamedTuple):
 
 
 class Priorities:
-    """Prioritized replay without a tree: an array of priorities beside a model that holds the transitions."""
+    """Prioritized replay without a tree: an array of priorities for the transitions of ``model``."""
 
     def __init__(self, model: Any, alpha: float, beta: float, n_steps: int, gamma: float) -> None:
         self.model, self.alpha, self.beta = model, alpha, beta
@@ -139,7 +140,7 @@ class Priorities:
             self.values[index] = (error + epsilon) ** self.alpha
 
     def check_indices(self, indices: npt.NDArray[np.int64], random: npt.NDArray[np.float64]) -> None:
-        """Each of ``batch_size`` strips of equal height gave one transition: the one at the height drawn in it."""
+        """Check that stratum *i* of the priority sum gave the transition at ``random[i]`` of its height."""
         edges = np.concatenate([[0.0], np.cumsum(self.values)])
         heights = (np.arange(len(random)) + random) * edges[-1] / len(random)
         slack = 1e-9 * edges[-1]
@@ -174,7 +175,7 @@ class Priorities:
 
 
 def plain(values: Any) -> Any:
-    """Tensors and arrays of a class of their own as plain arrays."""
+    """Convert tensors and array subclasses to plain arrays."""
     if isinstance(values, dict):
         return {key: plain(value) for key, value in values.items()}
     return values.cpu().numpy() if isinstance(values, th.Tensor) else np.array(values)

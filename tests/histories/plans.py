@@ -1,7 +1,7 @@
-"""What a history is: a name, from which everything else follows.
+"""The name of a history, and the plan that is drawn from it.
 
-A name reads ``buffer:method:world:steps:number``, such as ``CompressedReplayBuffer:delta:stack:800:3``. Options, sizes
-and the whole program are drawn from a generator that is seeded with it.
+A name is ``buffer:method:world:steps:number``, such as ``CompressedReplayBuffer:delta:stack:800:3``. It seeds the
+generator that draws options, sizes and the whole program.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.persistence.buffers import ALL_CLASSES
 HOST_METHODS = [*available_methods(), AUTO]
 DEVICE_METHODS = [*gpu_base.METHODS, AUTO]
 LEARNING = ("delta", "delta-zstd", "zstd-dict", AUTO)
-"""Methods that keep something beside records, and so can lose it."""
+"""Methods that keep state besides records, such as dictionaries, and so could lose it."""
 ACTIONS: dict[str, spaces.Space] = {
     "Discrete": spaces.Discrete(5),
     "Box": spaces.Box(-1, 1, (3,), np.float32),
@@ -35,7 +35,7 @@ RGB_WORLDS = ("RGB", "stack of RGB", "stack of RGB, channels last")
 
 @dataclass(frozen=True)
 class Name:
-    """Of a history."""
+    """The name of a history."""
 
     buffer: str
     method: str
@@ -54,7 +54,7 @@ class Name:
         except ValueError:
             raise ValueError(f"A history is named buffer:method:world:steps:number, not {text!r}.") from None
         if buffer not in ALL_CLASSES:
-            raise ValueError(f"There is no buffer class {buffer!r}. There are: {', '.join(ALL_CLASSES)}.")
+            raise ValueError(f"There is no buffer class {buffer!r}. The classes are: {', '.join(ALL_CLASSES)}.")
         return name
 
     @property
@@ -68,22 +68,22 @@ class Name:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that was drawn before the first step."""
+    """Everything that is drawn before the first step."""
 
     name: Name
     n_envs: int
     slots: int
     action_space: spaces.Space
     options: dict[str, Any]
-    """Arguments of our class that SB3's does not know."""
+    """Arguments that only our class accepts."""
     shared_options: dict[str, Any]
-    """Arguments of both."""
+    """Arguments of both classes."""
     on_disk: bool
     shrunk: bool
-    """Whether constants are small, so that rare events become frequent."""
+    """Whether the library runs with small constants, so that rare events become frequent."""
     path: str
-    """``host``; ``segments``, if steps arrive in segments of another buffer; or for buffers on a device:
-    ``arrays`` or ``tensors`` in host memory, ``kernels`` or ``cuda``."""
+    """How steps reach the buffer. ``host``: by ``add``; ``segments``: in segments of another buffer. For GPU buffers:
+    ``arrays`` or ``tensors`` in host memory, ``kernels`` (Triton's interpreter) or ``cuda``."""
     device: str
     writes_by_index: bool
 
@@ -93,16 +93,16 @@ def methods_of(buffer: str) -> list[str]:
 
 
 def worlds_of(buffer: str) -> list[str]:
-    """The worlds that a class is for."""
+    """The worlds that fit a class."""
     if "Her" in buffer:
         return list(GOALS)
     return list(DICT_SPACES) if "Dict" in buffer else list(SPACES)
 
 
 def draw_plan(name: Name, path: str | None = None) -> Plan:
-    """The plan of a history.
+    """Draw the plan of a history.
 
-    :param path: A way to the device's code, instead of the one that would have been drawn.
+    :param path: Overrides the drawn :attr:`Plan.path`.
     """
     rng = np.random.default_rng(zlib.crc32(str(name).encode()))
     options = {**_storage_options(name, rng), **_class_options(name, rng)}
@@ -118,7 +118,7 @@ def draw_plan(name: Name, path: str | None = None) -> Plan:
     elif path is None:
         path = "cuda" if th.cuda.is_available() and rng.random() < 0.7 else drawn
     if path == "kernels":
-        n_envs, slots = 1, 9  # Triton's interpreter takes its time
+        n_envs, slots = 1, 9  # Triton's interpreter is slow
     return Plan(
         name,
         n_envs,
@@ -135,7 +135,7 @@ def draw_plan(name: Name, path: str | None = None) -> Plan:
 
 
 def _storage_options(name: Name, rng: np.random.Generator) -> dict[str, Any]:
-    """What becomes of observations."""
+    """Draw the options for storing observations."""
     method, codec_options = name.method, {}
     if method != AUTO and "frames_per_record" in option_names(method) and rng.random() < 0.7:
         codec_options["frames_per_record"] = int(rng.choice([1, 2, 3] if name.on_device else [1, 2, 3, 5, 8, 16]))
@@ -148,7 +148,7 @@ def _storage_options(name: Name, rng: np.random.Generator) -> dict[str, Any]:
     elif stack == "declared" and name.world in ("stack", "stack, channels last"):
         options["frame_stack"] = int(rng.choice([4, 2]))
     if method.startswith("rle") and rng.random() < 0.7:
-        options["dtypes"] = {"runs_type": np.uint8}  # so that there are runs that are too long for one
+        options["dtypes"] = {"runs_type": np.uint8}  # so that some runs exceed the longest one
     if rng.random() < 0.15:
         options["verify"] = True
     if rng.random() < 0.15:
@@ -159,7 +159,7 @@ def _storage_options(name: Name, rng: np.random.Generator) -> dict[str, Any]:
 
 
 def _class_options(name: Name, rng: np.random.Generator) -> dict[str, Any]:
-    """What some classes have beside the others'."""
+    """Draw the options that only some classes have."""
     if "Sequence" in name.buffer:
         return _sequence_options(name, rng)
     options: dict[str, Any] = {}
@@ -191,7 +191,7 @@ def _sequence_options(name: Name, rng: np.random.Generator) -> dict[str, Any]:
 
 
 def _shared_options(name: Name, rng: np.random.Generator) -> dict[str, Any]:
-    """What SB3's class has as well."""
+    """Draw the options that SB3's class also has."""
     if name.is_rollout:
         return {"gamma": 0.9, "gae_lambda": 0.8}
     if "NStep" in name.buffer:

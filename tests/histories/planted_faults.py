@@ -1,8 +1,8 @@
-"""Are the histories any good? Plants faults in a copy of the library, one at a time, and looks whether they are found.
+"""Check that the histories find bugs: plant faults in a copy of the library, one at a time.
 
     python -m tests.histories.planted_faults [--only TEXT] [--processes 2] [--markdown docs/exactness.md]
 
-Each fault has to be found by what ``make test`` runs: by the short histories of one of the classes that it names.
+The short histories of ``make test`` must find each fault, with one of the buffer classes that the fault lists.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ BEGIN, END = "<!-- planted faults: begin -->", "<!-- planted faults: end -->"
 class Finding(NamedTuple):
     fault: Fault
     history: str | None
-    """That found it, or ``None``."""
+    """The history that found the fault, or ``None``."""
     error: str
     seconds: float
 
 
 class Workshop:
-    """A copy of the library to plant faults in, always in the same place, so that what numba compiled is used again."""
+    """A copy of the library to plant faults in. Its folder does not change, so numba can reuse its cache."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         shutil.copytree(ROOT / PACKAGE, folder / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
 
     def search(self, fault: Fault) -> Finding:
-        """Plant a fault, run histories until one fails, and take it out again."""
+        """Plant a fault, run histories until one fails, and undo the fault."""
         path = self.folder / PACKAGE / fault.file
         path.write_text(fault.plant(path.read_text(encoding="utf-8")), encoding="utf-8")
-        # The gather kernels call those of codecs, but numba only compares the date of a function's own file.
+        # The gather kernels call codec kernels, but numba only checks the timestamp of a function's own file.
         is_called_by_others = fault.file.startswith("codecs/") and fault.file.endswith("_kernels.py")
         cache = self.folder / (f"numba-{abs(hash(fault))}" if is_called_by_others else "numba")
         began = time.monotonic()
         try:
             history, error = self.run(fault.buffers, fault.kernels, cache, fault.segments)
         finally:
-            # With its old date: it tells numba what is compiled from it.
+            # With its old timestamp, by which numba finds the compiled code.
             shutil.copy2(ROOT / PACKAGE / fault.file, path)
         return Finding(fault, history, error, time.monotonic() - began)
 
     def run(
         self, buffers: tuple[str, ...], kernels: bool = False, cache: Path | None = None, segments: bool = False
     ) -> tuple[str | None, str]:
-        """The history that fails, and how."""
+        """Run the histories of ``buffers``. Return the one that failed and its error."""
         command = [sys.executable, "-m", "tests.histories.planted_faults", "--search", *buffers]
         environment = {
             **os.environ,
@@ -78,7 +78,7 @@ class Workshop:
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise RuntimeError(
-                f"A history was still running after {TIMEOUT} s: it hangs, or the limit is too low."
+                f"A history was still running after {TIMEOUT} s: it hangs, or TIMEOUT is too low."
             ) from None
         if done.returncode == 0:
             return None, ""
@@ -87,12 +87,12 @@ class Workshop:
             return found[-1]
         if done.returncode < 0:
             started = re.findall(r"^START (.*)$", done.stdout, re.MULTILINE) or ["the start"]
-            return started[-1], f"the process ended with signal {-done.returncode}"
-        raise RuntimeError(f"Histories could not be run:\n{done.stdout}\n{done.stderr}")
+            return started[-1], f"the process was killed by signal {-done.returncode}"
+        raise RuntimeError(f"The histories could not run:\n{done.stdout}\n{done.stderr}")
 
 
 def search(buffers: list[str], kernels: bool, segments: bool) -> int:
-    """In the process that has the fault: the histories of ``make test``, until one fails."""
+    """Run the histories of ``make test`` until one fails, in a process that imports the library with the fault."""
     import torch as th
 
     import sb3_extra_buffers
@@ -101,7 +101,7 @@ def search(buffers: list[str], kernels: bool, segments: bool) -> int:
 
     th.set_num_threads(1)
     if ROOT in Path(sb3_extra_buffers.__file__).parents:
-        raise RuntimeError("This is the library itself, not a copy of it with a fault.")
+        raise RuntimeError("This process imports the library itself, not the copy with a fault. Check PYTHONPATH.")
     names = [name for buffer in buffers for name in short_histories(buffer)]
     if kernels:
         names = [name for name in kernel_histories() if name.buffer in buffers]
@@ -119,7 +119,7 @@ def search(buffers: list[str], kernels: bool, segments: bool) -> int:
 
 
 def find_all(faults: list[Fault], processes: int) -> list[Finding]:
-    """Look for each fault, several at a time."""
+    """Search for each fault, several at a time."""
     with tempfile.TemporaryDirectory(prefix="planted-faults-") as folder:
         free: SimpleQueue[Workshop] = SimpleQueue()
         for number in range(processes):
@@ -148,11 +148,11 @@ def table(findings: list[Finding]) -> str:
 
 
 def publish(path: Path, findings: list[Finding]) -> None:
-    """Put the table where a page says that it belongs."""
+    """Replace the table between the markers of a page."""
     before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"{path} has no place for the table: {BEGIN} and {END}.")
+        raise ValueError(f"{path} has no markers for the table: {BEGIN} and {END}.")
     found = sum(finding.history is not None for finding in findings)
     text = f"{found} of {len(findings)} are found.\n\n{table(findings)}"
     path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
@@ -160,8 +160,8 @@ def publish(path: Path, findings: list[Finding]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", metavar="TEXT", help="only faults with this in their name or file")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="(default: %(default)s, the cores)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only faults whose name or file contains this")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="default: %(default)s, one per core")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table into this page")
     parser.add_argument("--search", nargs="+", metavar="BUFFER", help=argparse.SUPPRESS)
     parser.add_argument("--kernels", action="store_true", help=argparse.SUPPRESS)

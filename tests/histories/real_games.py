@@ -1,4 +1,4 @@
-"""Real games for long runs: Atari games that nothing was tuned on, and vectors of gymnasium's own environments."""
+"""Real games for long runs: Atari games, most of them not used for tuning, and Gymnasium's vector environments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VECTORS = ("CartPole-v1", "Acrobot-v1", "MountainCarContinuous-v0", "Pendulum-v1
 
 
 def real_game(name: str, n_envs: int, seed: int) -> tuple[spaces.Space, spaces.Space, Iterator[Transition]]:
-    """Its spaces, and what a random policy meets in it, without end."""
+    """The spaces of a game, and an endless stream of transitions of a random policy."""
     if name in ATARI:
         from stable_baselines3.common.vec_env import DummyVecEnv
 
@@ -25,6 +25,6 @@ def real_game(name: str, n_envs: int, seed: int) -> tuple[spaces.Space, spaces.S
     elif name in VECTORS:
         env = make_vec_env(name, n_envs, seed=seed)
     else:
-        raise ValueError(f"There is no world {name!r}. Games are {', '.join((*ATARI, *VECTORS))}.")
+        raise ValueError(f"There is no world {name!r}. The games are {', '.join((*ATARI, *VECTORS))}.")
     assert gym.spaces is spaces
     return env.observation_space, env.action_space, (Transition(*step) for step in collect(env, 1 << 40, seed))

@@ -1,4 +1,4 @@
-"""Replay buffers: transitions come in, batches go out, in any order and for a long time."""
+"""Histories of replay buffers: transitions are added and batches are sampled, in any order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIELDS = ("actions", "rewards", "dones", "timeouts")
 
 
 class ReplayHistory(History):
-    """Any class of replay buffer."""
+    """The history of any replay buffer class."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         super().__init__(plan, folder)
@@ -35,7 +35,7 @@ class ReplayHistory(History):
             self.priorities = Priorities(self.model, options["alpha"], options["beta"], options["n_steps"], 0.99)
         self.subject = self._make_subject()
         self.flushed: tuple[Any, Any] | None = None
-        """The model as it was when a buffer on disk was last flushed, which it also does by itself."""
+        """The model at the last flush of a buffer on disk, which also flushes on its own."""
         self._watch_flushes()
 
     def _make_model(self) -> Any:
@@ -67,7 +67,7 @@ class ReplayHistory(History):
             self.reset: 0.15,
             self.assign_device: 0.3,
         }
-        # Kernels gather fields only as long as nobody has asked for the arrays.
+        # Kernels gather fields only until their arrays are accessed.
         if self.plan.path != "kernels":
             operations[self.end_episodes] = 0.5
         if self.plan.writes_by_index:
@@ -91,7 +91,7 @@ class ReplayHistory(History):
             self.priorities.added(slot)
 
     def on_device(self, step: Transition) -> Transition:
-        """A step for our buffer, whose observations may be tensors on its device."""
+        """A copy of a step for our buffer, sometimes with observations as tensors on its device."""
         ours = self.copied(step)
         if self.plan.path in ("tensors", "kernels", "cuda") and self.rng.random() < 0.9:
             obs, next_obs = (self._as_tensors(part) for part in ours[:2])
@@ -104,7 +104,7 @@ class ReplayHistory(History):
         return th.from_numpy(values).to(self.plan.device)
 
     def end_episodes(self) -> None:
-        """What algorithms do when learning begins anew."""
+        """End all episodes, as algorithms do when ``learn`` starts again."""
         if self.model.size() == 0:
             return
         if self.is_her:
@@ -120,14 +120,14 @@ class ReplayHistory(History):
     def reset(self) -> None:
         for buffer in (self.model, self.subject):
             buffer.reset()
-        if self.is_her:  # SB3 leaves its episodes as they are, so that it samples what it has just forgotten
+        if self.is_her:  # SB3 keeps its episodes, so it would sample from the steps just removed
             self.model.ep_length[:] = 0
             self.model._current_ep_start[:] = 0
         if self.priorities is not None:
             self.priorities.cleared()
 
     def write_by_index(self) -> None:
-        """Slots and environments in no order, the newest slot most often."""
+        """Assign observations to random slots and environments, often to the newest slot."""
         step = self.next_step()
         slot, env = int(self.rng.integers(self.plan.slots)), int(self.rng.integers(self.plan.n_envs))
         if self.rng.random() < 0.3:
@@ -152,7 +152,7 @@ class ReplayHistory(History):
         size = int(self.rng.choice([2, 14] if self.plan.path == "kernels" else [1, 8, 33, 64]))
         if self.model.size() == 0 or (self.is_her and not (self.model.ep_length > 0).any()):
             return
-        # With memory optimisation, the only transition of a buffer has no successor once it is full.
+        # With optimize_memory_usage, a full buffer of one slot has no transition with a successor.
         if self.plan.slots < 2:
             return
         if self.priorities is not None:
@@ -164,7 +164,7 @@ class ReplayHistory(History):
         drawn = np.random.random()
         np.random.seed(seed)
         ours = self.subject.sample(size)
-        assert np.random.random() == drawn, "More or fewer random numbers were drawn than by SB3."
+        assert np.random.random() == drawn, "sample() drew another number of random numbers than SB3."
         expected = [self.expected(part) if i in (0, 2) else part for i, part in enumerate(theirs)]
         assert_same(tuple(ours)[: len(expected)], tuple(expected))
 
@@ -240,7 +240,7 @@ class ReplayHistory(History):
         self.subject.flush()
 
     def crash(self) -> None:
-        """Whatever becomes of this process, its folder holds what there was at the last flush."""
+        """Copy the folder of a buffer on disk as after a crash. The copy must contain the state of the last flush."""
         if self.flushed is None:
             return
         left_behind = self.folder / "left behind"
@@ -255,7 +255,7 @@ class ReplayHistory(History):
         (self.subject, self.model), _ = before, self.use_beside_model(kept)
 
     def beside_model(self) -> Any:
-        """What is kept beside the model."""
+        """State that belongs to the model but is stored outside it."""
         return self.priorities
 
     def use_beside_model(self, kept: Any) -> None:

@@ -1,4 +1,4 @@
-"""Rollout buffers: filled, read in epochs, and emptied, over and over."""
+"""Histories of rollout buffers: filled, read in epochs, and emptied, repeatedly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STATES = ("hidden_states_pi", "cell_states_pi", "hidden_states_vf", "cell_states
 
 
 class RolloutHistory(History):
-    """Any class of rollout buffer."""
+    """The history of any rollout buffer class."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         super().__init__(plan, folder)
@@ -64,12 +64,12 @@ class RolloutHistory(History):
         return th.from_numpy(observations).to(self.plan.device)
 
     def give_up(self) -> None:
-        """A rollout that ends early: records are left unfinished."""
+        """End a rollout early, which leaves records unfinished."""
         for buffer in (self.model, self.subject):
             buffer.reset()
 
     def finish(self) -> None:
-        """Complete the rollout, train on it, and begin the next."""
+        """Complete the rollout, read it as training does, and start the next."""
         while not self.model.full:
             self.add()
         last_values, dones = (
@@ -89,7 +89,7 @@ class RolloutHistory(History):
         self.give_up()
 
     def read_an_epoch(self) -> None:
-        """All batches, or as when PPO stops early, the first ones."""
+        """Read all batches of an epoch, or only the first ones, as when PPO stops early."""
         size = self.rng.choice([None, 7, 32, 97])
         most = int(self.rng.choice([1, 2, 1000]))
         seed, epochs = self.seeded(), []

@@ -1,4 +1,4 @@
-"""Runs one history in its surroundings, and says how to run it again."""
+"""Runs one history, and reports how to repeat it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.histories.visits import Visits, counted
 
 
 class HistoryError(AssertionError):
-    """What a buffer gave was not what SB3's gave, or it raised something."""
+    """A buffer returned something else than SB3's, or raised an error."""
 
 
 def run_history(name: Name, visits: Visits | None = None, path: str | None = None) -> Visits:
-    """Run a history to its end and return what it visited.
+    """Run a history to its end and return its counts of rare events.
 
-    :param path: A way to the device's code, instead of the one that would have been drawn; or ``segments``.
+    :param path: Overrides the drawn :attr:`.Plan.path`.
     """
     visits = Visits() if visits is None else visits
     plan = draw_plan(name, path)
@@ -36,7 +36,7 @@ def run_history(name: Name, visits: Visits | None = None, path: str | None = Non
         surroundings(plan, rng),
         counted(visits),
     ):
-        # Not what is tested here: indexed_colour for a space that is not RGB.
+        # Expected: some histories use indexed_colour for a space that is not RGB.
         warnings.filterwarnings("ignore", message=".*indexed_colour.*")
         warnings.filterwarnings("ignore", message="The last trajectory in the replay buffer will be truncated")
         history = None
@@ -49,7 +49,7 @@ def run_history(name: Name, visits: Visits | None = None, path: str | None = Non
             taken, trail = (0, "") if history is None else (history.taken, ", ".join(history.trail))
             where = "" if path is None else f" --path {path}"
             raise HistoryError(
-                f"{type(error).__name__} at step {taken}: {error}\n{plan}\nLast done: {trail}\n"
+                f"{type(error).__name__} at step {taken}: {error}\n{plan}\nLast operations: {trail}\n"
                 f"Repeat with: python -m tests.histories.soak --repeat '{name}'{where}"
             ) from error
         finally:

@@ -1,4 +1,4 @@
-"""Steps that are added to one buffer and reach the other, which is compared, in segments."""
+"""Histories of segments: steps are added to a sender, which sends them to the tested buffer in segments."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ MOST_AT_ONCE = 41
 
 
 class _Sending(History):
-    """What both kinds have in common: the sender, and its segments."""
+    """The common part: the sender and its segments."""
 
     sender: Any
     last_segment: bytes
     sent_to: Any = None
-    """The buffer that has ingested the last segment. A copy of it does not know what was sent before."""
+    """The buffer that ingested the last segment. Copies of it do not have the references of earlier segments."""
     has_gap = False
-    """Whether steps were dropped that had not been sent."""
+    """Whether steps were dropped before they were sent."""
 
     def sender_options(self) -> dict[str, Any]:
-        """Those of the receiver; sometimes with another method, so that codecs change."""
+        """The receiver's options, sometimes with another method, so that codecs change."""
         options = {name: value for name, value in self.plan.options.items() if name != "verify"}
         if self.rng.random() < 0.3:
             options |= {"compression_method": str(self.rng.choice(HOST_METHODS)), "compression_kwargs": None}
@@ -55,12 +55,12 @@ class _Sending(History):
         self.last_segment = segment
 
     def send_again(self) -> None:
-        """What arrives twice is ignored."""
+        """Send a segment twice, which must have no effect."""
         if self.sent_to is self.subject:
             assert self.subject.ingest_segment(self.last_segment).n_steps == 0
 
     def damage(self, segment: bytes) -> None:
-        """Bytes that changed on their way are an error, and the buffer stays as it was."""
+        """Send a damaged segment, which must raise an error and leave the buffer unchanged."""
         damaged = bytearray(segment)
         damaged[int(self.rng.integers(len(damaged)))] ^= 1 << int(self.rng.integers(8))
         position = self.subject.pos
@@ -74,7 +74,7 @@ class _Sending(History):
         raise NotImplementedError
 
     def cut_model(self, pos: int) -> None:
-        """Do to the model what a segment that does not continue the last one does."""
+        """Apply to the model what a segment does that does not continue the last one."""
 
 
 class SegmentReplayHistory(ReplayHistory, _Sending):
@@ -84,7 +84,7 @@ class SegmentReplayHistory(ReplayHistory, _Sending):
         if self.is_her:
             arguments["env"] = goal_env(self)
         elif self.rng.random() < 0.2 and "Prioritized" not in plan.name.buffer and "NStep" not in plan.name.buffer:
-            # Next observations that are not the observations of the step after would be lost the other way round.
+            # Not the other way round: the sender would lose next observations that differ from the following step.
             arguments |= {"optimize_memory_usage": False}
         slots = int(self.rng.integers(MOST_AT_ONCE + 1, 3 * MOST_AT_ONCE))
         self.sender = self.cls(slots * plan.n_envs, self.space, self.action_space, **arguments)
@@ -153,7 +153,7 @@ class SegmentRolloutHistory(RolloutHistory, _Sending):
         self.has_gap, self.n_unsent = self.has_gap or self.n_unsent > 0, 0
 
     def go_on_with(self, other: Any) -> None:
-        """The copy is compared, but the segments go to the buffer that knows the earlier ones."""
+        """Compare the copy, but send segments to the original, which has the references of earlier ones."""
         before, self.subject = self.subject, other
         if self.subject.pos == self.model.pos:
             self.compare_everything()

@@ -1,4 +1,4 @@
-"""Buffers of sequences: every window is compared with a slice of a plain list of steps."""
+"""Histories of sequence buffers: every sequence is compared with a slice of a plain list of steps."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class Step(NamedTuple):
     """A step of one environment."""
 
     number: int
-    """How many steps came before it, ever."""
+    """Number of steps before it, including overwritten ones."""
     slot: int
     episode_step: int
     unbroken: int
-    """How many steps came before it without a gap."""
+    """Number of steps before it since the last gap."""
     is_gap: bool
     is_end: bool
-    """As far as was known when it was added."""
+    """As known when the step was added."""
 
 
 class Steps:
-    """All stored steps, as plain lists, and by brute force which sequences they contain."""
+    """All stored steps as plain lists. Finds their sequences by brute force."""
 
     def __init__(self, plan: Plan) -> None:
         self.options, self.n_slots = plan.options, plan.slots
@@ -38,7 +38,7 @@ class Steps:
         self.n_added = 0
         self.of_env: list[list[Step]] = [[] for _ in range(plan.n_envs)]
         self.handed_out: set[tuple[int, int]] = set()
-        """Sequences of the online queue that were sampled: the number of the first step, and the environment."""
+        """Sampled sequences of the online queue: the number of the first step, and the environment."""
         self.latents = {
             name: np.zeros((plan.slots, plan.n_envs, *shape), dtype)
             for name, (shape, dtype) in self.options["latents"].items()
@@ -55,7 +55,7 @@ class Steps:
         self.n_added += 1
 
     def window(self, env: int, i: int) -> list[Step]:
-        """The steps of the sequence that begins with the i-th one, fewer than ``total`` where it is cut off."""
+        """The steps of the sequence that begins with the i-th one: fewer than ``total`` if it is cut off."""
         steps = self.of_env[env][i : i + self.total]
         crosses = self.options["at_episode_end"] == "cross"
         for n, step in enumerate(steps[1:], 1):
@@ -72,7 +72,7 @@ class Steps:
         return is_closed and len(window) > self.options["burn_in"]
 
     def anchors(self) -> list[tuple[int, int]]:
-        """Environment and index of the first step of every sequence, in the order in which the buffer numbers them."""
+        """Environment and index of the first step of every sequence, in the buffer's order."""
         crosses = self.options["at_episode_end"] == "cross"
         return [
             (env, i)
@@ -83,7 +83,7 @@ class Steps:
         ]
 
     def take_online(self, n: int) -> list[tuple[int, int]]:
-        """Sequences that do not overlap and were not handed out yet, oldest first."""
+        """Take up to ``n`` non-overlapping sequences that were not handed out yet, oldest first."""
         if not self.options.get("online_queue"):
             return []
         crosses = self.options["at_episode_end"] == "cross"
@@ -105,7 +105,7 @@ class Steps:
 
 
 class SequencePriorities:
-    """A priority for each sequence, by the number of its first step and its environment."""
+    """Priorities of sequences, by the number of the first step and the environment."""
 
     def __init__(self, alpha: float, beta: float, eta: float) -> None:
         self.alpha, self.beta, self.eta, self.largest = alpha, beta, eta, 1.0
@@ -132,7 +132,7 @@ class SequencePriorities:
 
 
 class SequenceHistory(ReplayHistory):
-    """Any class of buffer that samples sequences."""
+    """The history of any sequence buffer class."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.steps_kept = Steps(plan)
@@ -165,7 +165,7 @@ class SequenceHistory(ReplayHistory):
             self.sequence_priorities.added(kept)
 
     def _follows(self, observations: Any, previous: int) -> list[bool]:
-        """For each environment, whether these observations are the next ones of the step before, bit for bit."""
+        """For each environment, whether these observations equal the previous step's next observations, bit for bit."""
         if not self.plan.options["detect_gaps"]:
             return [True] * self.plan.n_envs
         follows = [True] * self.plan.n_envs
@@ -209,7 +209,7 @@ class SequenceHistory(ReplayHistory):
         self._write_latents(ours)
 
     def _compare_newest(self, anchors: list[tuple[int, int]]) -> None:
-        """The newest sequence of each environment, which is close to the write position, and rarely drawn."""
+        """Compare the newest sequence of each environment, which is next to the write position and rarely drawn."""
         kept, newest = self.steps_kept, dict(anchors)
         slots = np.array([kept.of_env[env][i].slot for env, i in newest.items()])
         ours = self.subject._sequences_at(slots, np.array(list(newest)), None)
@@ -253,7 +253,7 @@ class SequenceHistory(ReplayHistory):
             return plain(values).swapaxes(0, 1) if time_first else plain(values)
 
         def rows(array: Any) -> Any:
-            """The values of all windows, with zeros at their ends."""
+            """The values of all windows, padded with zeros."""
             if isinstance(array, dict):
                 return {key: rows(part) for key, part in array.items()}
             found = np.zeros((len(windows), total, *array.shape[2:]), array.dtype)
@@ -287,13 +287,13 @@ class SequenceHistory(ReplayHistory):
         assert_same(batch_first(ours.positions), positions)
 
     def _write_latents(self, ours: Any) -> None:
-        """Write back what a batch has, but other values: to all steps, or to some."""
+        """Update the latents of all steps of a batch, or of some, with other values."""
         part = slice(int(self.rng.integers(ours.positions.shape[1])), None)
         positions = ours.positions[:, part]
         self._update({name: values[:, part] for name, values in ours.latents.items()}, positions)
 
     def write_stale_latents(self) -> None:
-        """Between a batch and writing it back, steps are overwritten or forgotten."""
+        """Update latents of a batch after some of its steps were overwritten or removed."""
         if self.subject.n_sequences == 0 or self.plan.options.get("online_queue"):
             return
         ours = self.subject.sample(8)

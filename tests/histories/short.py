@@ -1,4 +1,4 @@
-"""The short version, of which ``make test`` runs all: for every class and method at least one history."""
+"""The short histories, which ``make test`` runs: at least one for every class and method."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.persistence.buffers import ALL_CLASSES
 BUFFERS = ALL_CLASSES
 STEPS, LEARNING_STEPS = 200, 700
 PICTURES = {"stack", "stack, channels last", "stack of RGB", "RGB", "uint16", "float images", "Dict", "goals"}
-"""Worlds where there is something to learn."""
+"""Worlds with images, in which codecs can find patterns."""
 VECTORS = ("float64", "int32")
 """Worlds whose observations are stored as plain rows."""
 KERNEL_STEPS = 24
@@ -17,10 +17,10 @@ KERNEL_STEPS = 24
 
 
 def short_histories(buffer: str) -> list[Name]:
-    """A history in some world for each method; longer ones, in several worlds, for methods that learn."""
+    """One history for each method, and longer ones in several worlds for methods that learn from the data."""
     worlds, names = worlds_of(buffer), []
     pictures = [world for world in worlds if world in PICTURES] or worlds
-    shift = BUFFERS.index(buffer)  # so that classes differ in what they meet in which world
+    shift = BUFFERS.index(buffer)  # so that classes combine methods and worlds differently
     for i, method in enumerate(methods_of(buffer)):
         if method in LEARNING:
             for number in range(2 if "Dict" in buffer or "Her" in buffer else 4):
@@ -33,9 +33,9 @@ def short_histories(buffer: str) -> list[Name]:
 
 
 def segment_histories(buffer: str) -> list[Name]:
-    """Histories in some worlds, whose steps arrive in segments.
+    """Histories whose steps arrive in segments.
 
-    Each class has a third of the methods, other ones than the class before it; ``CompressedReplayBuffer`` has all.
+    Each class tests a third of the methods, different from the previous class; ``CompressedReplayBuffer`` tests all.
     """
     worlds, methods = worlds_of(buffer), methods_of(buffer)
     pictures = [world for world in worlds if world in PICTURES] or worlds
@@ -50,7 +50,7 @@ def segment_histories(buffer: str) -> list[Name]:
 
 
 def visits_of(buffer: str) -> set[str]:
-    """What the histories of a class must visit, at least ten times each."""
+    """The rare events that the histories of a class must cause; see ``FEWEST_VISITS`` in ``test_histories``."""
     kinds = {
         visits.REFERENCES, visits.INDEX_GROWTH, visits.INDEX_WRAP, visits.ARENA_GROWTH, visits.REBUILDS,
         visits.RENUMBERINGS,
@@ -58,7 +58,7 @@ def visits_of(buffer: str) -> set[str]:
     if AUTO in methods_of(buffer) and not buffer.startswith("Gpu"):
         kinds |= {visits.DICTIONARIES, visits.CODEC_CHANGES}
     if buffer.startswith("Gpu"):
-        kinds -= {visits.REBUILDS}  # which are rare: no codec is changed
+        kinds -= {visits.REBUILDS}  # rare, because codecs do not change
     if "Rollout" in buffer:
         kinds |= {visits.PHANTOMS} if not buffer.startswith("Gpu") else set()
     else:
@@ -67,7 +67,7 @@ def visits_of(buffer: str) -> set[str]:
 
 
 def kernel_histories() -> list[Name]:
-    """For the kernels in Triton, which its interpreter can run anywhere."""
+    """Histories for the Triton kernels, which the interpreter can run on any machine."""
     return [
         Name(buffer, method, "tiny stack", KERNEL_STEPS, number)
         for buffer, method, count in (

@@ -1,10 +1,10 @@
-"""Minutes to hours of long histories, over all classes, methods and worlds, real games included.
+"""Run long histories for minutes to hours, with all classes, methods and worlds, including real games.
 
     make soak MINUTES=30 SEED=7
     python -m tests.histories.soak --minutes 30 --seed 7
     python -m tests.histories.soak --repeat 'CompressedReplayBuffer:delta:Enduro:3000:12'
 
-Prints a line now and then, writes a summary, and exits with 1 if a history failed, after the command that repeats it.
+Prints its progress and a summary. For each failed history, prints the command that repeats it, and exits with 1.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ REPORT_SECONDS = 10
 STEPS = (300, 1000, 3000)
 GAME_STEPS = 2500
 REAL_GAMES = 0.2
-"""How many of the histories play real games, where the class can."""
+"""The share of histories that play real games, among classes that can."""
 
 
 class Outcome(NamedTuple):
-    """Of one history."""
+    """The outcome of one history."""
 
     name: str
     steps: int
@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
 
 
 def names(seed: int, only: str = "") -> Iterator[str]:
-    """Endless names of histories: every class and method in turns, in worlds that are drawn."""
+    """Endless names of histories: every class and method in turn, in random worlds."""
     from tests.histories.plans import methods_of, worlds_of
     from tests.histories.real_games import ATARI, VECTORS
     from tests.histories.short import BUFFERS
@@ -52,7 +52,7 @@ def names(seed: int, only: str = "") -> Iterator[str]:
     rng = np.random.default_rng(seed)
     pairs = [(buffer, method) for buffer in BUFFERS if only in buffer for method in methods_of(buffer)]
     if not pairs:
-        raise ValueError(f"No buffer class has {only!r} in its name. There are: {', '.join(BUFFERS)}.")
+        raise ValueError(f"No buffer class has {only!r} in its name. The classes are: {', '.join(BUFFERS)}.")
     games = (*VECTORS, *(ATARI if importlib.util.find_spec("ale_py") else ()))
     for number in itertools.count():
         for at in rng.permutation(len(pairs)).tolist():
@@ -64,7 +64,7 @@ def names(seed: int, only: str = "") -> Iterator[str]:
 
 
 def run(name: str, path: str | None = None) -> Outcome:
-    """Run a history, in a process of its own."""
+    """Run one history."""
     from tests.histories.plans import Name
     from tests.histories.running import run_history
     from tests.histories.visits import Visits
@@ -80,17 +80,17 @@ def run(name: str, path: str | None = None) -> Outcome:
 
 
 def _start_worker() -> None:
-    """One core for each process."""
+    """Set up a worker process, which uses one core."""
     import signal
 
     import torch as th
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who waits
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent process handles Ctrl-C
     th.set_num_threads(1)
 
 
 class Summary:
-    """What happened so far."""
+    """The results so far."""
 
     def __init__(self, seed: int) -> None:
         self.seed, self.began = seed, time.monotonic()
@@ -135,11 +135,11 @@ class Summary:
 
 
 def soak(minutes: float, seed: int, processes: int, only: str = "", most_failures: int = 20) -> Summary:
-    """Run histories until the time is up, Ctrl-C, or too many have failed."""
+    """Run histories until the time is up, Ctrl-C is pressed, or too many have failed."""
     summary, deadline = Summary(seed), time.monotonic() + 60 * minutes
     next_report = time.monotonic() + REPORT_SECONDS
     waiting = names(seed, only)
-    # Not forked: some classes start threads.
+    # Not forked, because some classes start threads.
     pool = ProcessPoolExecutor(processes, get_context("spawn"), _start_worker)
     running: set[Future[Outcome]] = set()
     try:
@@ -153,13 +153,13 @@ def soak(minutes: float, seed: int, processes: int, only: str = "", most_failure
                 if outcome.error is not None:
                     print(f"FAILED {outcome.name}\n{outcome.error}", flush=True)
             if len(summary.failures) >= most_failures:
-                print("Too many failures: giving up.")
+                print(f"{len(summary.failures)} histories failed: stopping.")
                 deadline = 0.0
             if time.monotonic() >= next_report:
                 print(summary.line(), flush=True)
                 next_report = time.monotonic() + REPORT_SECONDS
     except KeyboardInterrupt:
-        print("Interrupted: waiting for the histories that are running.")
+        print("Interrupted: waiting for the running histories.")
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
     return summary
@@ -169,16 +169,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.histories.soak", description="Compare buffers with SB3's over long histories."
     )
-    parser.add_argument("--minutes", type=float, default=5.0, help="how long (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="other seeds are other histories (default: %(default)s)")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="(default: %(default)s, the cores)")
-    parser.add_argument("--only", default="", metavar="TEXT", help="only buffer classes with this in their name")
-    parser.add_argument("--summary", type=Path, metavar="FILE", help="write the summary there, too")
-    parser.add_argument("--repeat", metavar="NAME", help="run one history, by the name that a failure gave")
+    parser.add_argument("--minutes", type=float, default=5.0, help="when to stop (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seeds differ in their histories (default: %(default)s)")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="default: %(default)s, one per core")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only buffer classes whose name contains this")
+    parser.add_argument("--summary", type=Path, metavar="FILE", help="also write the summary to this file")
+    parser.add_argument("--repeat", metavar="NAME", help="repeat one history, by the name that a failure printed")
     parser.add_argument(
         "--path",
         choices=["arrays", "tensors", "kernels", "cuda", "segments"],
-        help="with --repeat: the way to the store",
+        help="with --repeat: how steps reach the buffer",
     )
     given = parser.parse_args(arguments)
     if importlib.util.find_spec("triton") and given.path == "kernels":

@@ -1,4 +1,4 @@
-"""Nothing is left out: what is registered is tested, and what is watched is there."""
+"""The histories cover every registered class and method, and the names that they patch exist."""
 
 from __future__ import annotations
 

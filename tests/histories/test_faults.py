@@ -1,4 +1,4 @@
-"""The faults that histories have to find still fit the library. Looking for them takes minutes: see planted_faults."""
+"""The planted faults still match the code. Searching for them takes minutes: see ``planted_faults``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What SB3's buffers and ours give is the same, whatever was done to them before and however long."""
+"""Our buffers return the same as SB3's after long random histories."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.histories.short import BUFFERS, kernel_histories, segment_histories, 
 from tests.histories.visits import CODEC_CHANGES, DICTIONARIES, KINDS, REFERENCES, RENUMBERINGS, Visits
 
 FEWEST_VISITS = dict.fromkeys(KINDS, 10) | {CODEC_CHANGES: 1, DICTIONARIES: 4, REFERENCES: 4, RENUMBERINGS: 4}
-"""Of each class. All classes together visit each kind at least ten times, as the test below makes sure."""
+"""For each class. The last test makes sure that all classes together require each kind at least ten times."""
 
 
 @pytest.mark.parametrize("buffer", BUFFERS)
@@ -19,7 +19,7 @@ def test_long_histories(buffer: str) -> None:
     for name in short_histories(buffer):
         run_history(name, visits)
     missed = {kind: visits[kind] for kind in sorted(visits_of(buffer)) if visits[kind] < FEWEST_VISITS[kind]}
-    assert not missed, f"Histories were too tame to prove something: {missed} of {dict(visits)}."
+    assert not missed, f"These rare events happened too rarely to be tested: {missed} of {dict(visits)}."
 
 
 @pytest.mark.parametrize("name", kernel_histories(), ids=str)

@@ -1,4 +1,4 @@
-"""Counts how often a history really met what is rare, by looking over the shoulder of the code that does it."""
+"""Counts how often rare events happened in a history, by patching the functions that handle them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from sb3_extra_buffers.storage.observation_index import ObservationIndex
 
 Visits = Counter[str]
 Look = Callable[..., Any]
-"""Called with an object before something is done to it and its arguments; what it returns is called afterwards, with
-the result."""
+"""Called with the object and the arguments before a patched method. The function that it returns is called afterwards,
+with the method's result."""
 
 REFERENCES, DICTIONARIES = "reference renewals", "dictionary renewals"
 INDEX_GROWTH, INDEX_WRAP = "index growth", "index wraps"
@@ -40,7 +40,7 @@ KINDS = (
 
 @contextlib.contextmanager
 def counted(visits: Visits) -> Iterator[None]:
-    """While this lasts, ``visits`` counts."""
+    """Count rare events in ``visits`` within the block."""
 
     def references(codec: DeltaCodec | DeltaWordsCodec, *_: Any) -> Look:
         before = codec._current.copy()

@@ -1,4 +1,4 @@
-"""Observations that are hard on a buffer: scenes that change, scroll, repeat themselves or are noise, all seeded."""
+"""Observations that are hard on a buffer: scenes that change, scroll, repeat or are noise, all seeded."""
 
 from __future__ import annotations
 
@@ -39,17 +39,18 @@ GOALS: dict[str, spaces.Dict] = {
     )
 }
 MOODS = ("calm", "calm", "calm", "scroll", "drift", "cuts", "noise", "still", "blank")
-"""What a scene is like for a while. The statistics of frames change with it all at once."""
+"""The state of a scene for a while. When it changes, the statistics of frames change at once."""
 MOOD_CHANGES = 1 / 80
 SURPRISES = 0.02
-"""How often the next step does not begin where the last one ended."""
+"""How often an observation does not continue the previous next observation."""
 NEAR_MISSES = 0.03
+"""How often an observation differs from the expected one in a single number."""
 STEPS_PER_ODD_ACTION = 300
-"""How often an observation is all but what was to be expected: only one number differs."""
+"""Once in so many steps, an action is outside its space."""
 
 
 class Scenes:
-    """Stacked pictures. The first or last axis is a stack of ``depth`` frames; after a reset it is filled up."""
+    """Stacked pictures: ``depth`` frames along the first or last axis, padded after a reset."""
 
     def __init__(self, space: spaces.Box, rng: np.random.Generator) -> None:
         self.dtype, self.rng = np.dtype(space.dtype), rng
@@ -110,7 +111,7 @@ class Scenes:
 
 
 class Vectors:
-    """Numbers of any kind: for floats any bits, so that there are negative zeros and NaNs of all sorts."""
+    """Numbers of any kind. Floats have random bits, including negative zeros and NaNs with payloads."""
 
     def __init__(self, space: spaces.Space, rng: np.random.Generator) -> None:
         self.space, self.rng = space, rng
@@ -140,7 +141,7 @@ class Vectors:
 
 
 class Parts:
-    """A Dict space: each key has a world of its own."""
+    """A Dict space with a separate world for each key."""
 
     def __init__(self, space: spaces.Dict, rng: np.random.Generator) -> None:
         self.parts = {key: world_of(part, rng) for key, part in space.spaces.items()}
@@ -153,7 +154,7 @@ class Parts:
 
 
 def near_miss(observation: Observation, rng: np.random.Generator) -> Observation:
-    """The same but for one number: the first, the last, or any other."""
+    """A copy of an observation in which one number differs: the first, the last, or any other."""
     if isinstance(observation, dict):
         key = str(rng.choice(list(observation)))
         return {**observation, key: near_miss(observation[key], rng)}
@@ -174,9 +175,9 @@ def world_of(space: spaces.Space, rng: np.random.Generator) -> Any:
 def transitions(
     space: spaces.Space, action_space: spaces.Space, n_envs: int, rng: np.random.Generator, longest: int
 ) -> Iterator[Transition]:
-    """Endless steps of environments that differ in how long their episodes are: some have only one step.
+    """Endless steps of environments with episodes of different lengths: some have only one step.
 
-    :param longest: No episode is longer.
+    :param longest: The length of the longest episodes.
     """
     worlds = [world_of(space, rng) for _ in range(n_envs)]
     ends = rng.choice([1.0, 0.2, 0.05, 0.005], n_envs, p=[0.1, 0.2, 0.4, 0.3])
@@ -202,7 +203,7 @@ def transitions(
 
 
 def actions_of(space: spaces.Space, n_envs: int, rng: np.random.Generator, number: int) -> np.ndarray:
-    """Actions of a step. A few integers are not in their space: SB3 keeps any."""
+    """Actions of a step. A few integers are outside their space, because SB3 stores any."""
     actions = np.stack([draw(space, rng) for _ in range(n_envs)])
     turn, steps = divmod(number, STEPS_PER_ODD_ACTION)
     if actions.dtype == np.int64 and steps == STEPS_PER_ODD_ACTION - 1:

@@ -33,7 +33,7 @@ def test_a_model_for_another_environment_cannot_play(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "model.zip").write_text("no")
-    with pytest.raises(ConfigurationError, match=r"cannot be loaded \(.*\). Pass a model that SB3 saved"):
+    with pytest.raises(ConfigurationError, match=r"Cannot load the policy in .* \(.*\). Pass a .zip file"):
         load_policy(tmp_path / "model.zip", make_env("Acrobot-v1", 1, seed=0))
 
 

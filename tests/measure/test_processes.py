@@ -43,5 +43,5 @@ def test_errors_arrive_with_where_they_came_from() -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 def test_a_killed_process_is_explained() -> None:
-    with pytest.raises(WorkerError, match="memory runs out"):
+    with pytest.raises(WorkerError, match="memory ran out"):
         run_in_fresh_process(fail, "killed")

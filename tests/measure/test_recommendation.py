@@ -48,7 +48,7 @@ def comparison(task: Task = TASK, **figures: tuple[float, float]) -> Comparison:
         (
             {"zstd": (5, 104), "auto": (10, 50)},
             "auto",
-            "zstd needs even less (200.0x less than SB3's), but is slower than this.",
+            "zstd uses even less memory (200.0x less than SB3), but is slower.",
         ),
         (
             {"zstd": (10, 500), "gzip1": (9, 900)},
@@ -134,7 +134,7 @@ def test_the_lines_to_paste_run(task: Task, method: str, line: str) -> None:
 
 def test_an_algorithm_that_does_not_fit_the_actions() -> None:
     with pytest.raises(
-        ConfigurationError, match=r"DQN does not support actions of type Box\. Use --algo sac, td3, ppo or a2c\."
+        ConfigurationError, match=r"DQN does not support Box actions\. Use --algo sac, td3, ppo or a2c\."
     ):
         choose_algorithm(FORCES, "dqn")
     assert choose_algorithm(FORCES, "a2c") == "a2c"

@@ -228,7 +228,7 @@ def test_with_another_number_of_threads(cores: int, tmp_path: Path, monkeypatch:
     batch = draw(buffer, 5)
     buffer.save(tmp_path / "buffer")
     monkeypatch.setattr(parallel, "core_count", lambda: cores)
-    monkeypatch.setattr(parallel, "_BYTES_WORTH_A_THREAD", 1)
+    monkeypatch.setattr(parallel, "_MIN_SLICE_BYTES", 1)
     assert_same(draw(CompressedReplayBuffer.load(tmp_path / "buffer", "cpu"), 5), batch)
 
 

@@ -1,6 +1,6 @@
-"""The command line, ``sb3-extra-buffers``: what all commands share, and the shortest two, ``methods`` and ``inspect``.
+"""The command line, ``sb3-extra-buffers``: the entry point, and the commands ``methods`` and ``inspect``.
 
-Commands import what they need when they run, so that ``--help`` and completion answer at once.
+Commands import torch and NumPy when they run, so that ``--help`` and completion respond at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ INTERRUPTED = 128 + signal.SIGINT
     name=PROGRAM,
     context_settings={"help_option_names": ["-h", "--help"]},
     invoke_without_command=True,
-    epilog="Each command has --help.",
+    epilog=f"Run '{PROGRAM} COMMAND --help' for the options of a command.",
 )
 @click.version_option(__version__, prog_name=PROGRAM)
 @click.pass_context
@@ -45,7 +45,7 @@ def app(context: click.Context) -> None:
 
 @app.command()
 def methods() -> None:
-    """List the compression methods, and how to install missing ones."""
+    """List the compression methods and their options."""
     from sb3_extra_buffers.codecs import availability
     from sb3_extra_buffers.codecs.registry import METHODS, available_methods, codec_class, level_ranges, option_names
 
@@ -54,10 +54,10 @@ def methods() -> None:
     for name in METHODS:
         levels = codec_class(name).levels
         options = [option for option in option_names(name) if option != "compresslevel"]
-        is_there = "yes" if name in installed else "no"
-        rows.append((name, is_there, level_ranges(levels) if levels else "-", ", ".join(options) or "-"))
+        is_installed = "yes" if name in installed else "no"
+        rows.append((name, is_installed, level_ranges(levels) if levels else "-", ", ".join(options) or "-"))
     click.echo(table(("method", "installed", "levels", "options"), rows, left=4))
-    click.echo('\nThe default, "auto", picks one of the installed methods from the first observations that it sees.')
+    click.echo('\nThe default, "auto", tries the installed methods on the first observations and picks one.')
     if not availability.has_numba():
         click.echo('"delta" is many times faster with numba: pip install "sb3-extra-buffers[numba]"')
     for name, entry in METHODS.items():
@@ -68,11 +68,11 @@ def methods() -> None:
 
 @app.command()
 @click.argument("file", type=click.Path(exists=True, path_type=Path))
-@click.option("--no-checksums", is_flag=True, help="Skip the checksums. Checking them reads the whole file.")
+@click.option("--no-checksums", is_flag=True, help="Skip verifying checksums, which reads the whole file.")
 def inspect(file: Path, no_checksums: bool) -> None:
-    """Show what is in FILE, a saved buffer or the folder of an on-disk buffer.
+    """Show what is in a saved buffer.
 
-    The exit code is 1 if it is damaged.
+    FILE is a saved buffer or the folder of an on-disk buffer. The exit code is 1 if FILE is damaged.
     """
     from sb3_extra_buffers.persistence.inspection import inspect_file
 
@@ -87,13 +87,13 @@ for command in (bench, estimate, verify, demo, cluster_demo, zoo):
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run a command and exit. An error is one line, without a traceback."""
+    """Run a command and exit. Errors are printed in one line, without a traceback."""
     logging.getLogger("sb3_extra_buffers").addHandler(logging.StreamHandler())
-    sys.path.append(str(Path.cwd()))  # for the user's own environments: --env module:name
+    sys.path.append(str(Path.cwd()))  # for environments in the user's folder: --env module:name
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # print "?" if the encoding lacks a letter, as some do on Windows
-    signal.signal(signal.SIGTERM, _exit)  # runs `finally` blocks, so that temporary files are removed
+            stream.reconfigure(errors="replace")  # some encodings of Windows lack letters: print "?"
+    signal.signal(signal.SIGTERM, _exit)  # runs `finally` blocks, which remove temporary files
     try:
         app.main(arguments, prog_name=PROGRAM, standalone_mode=False)
     except click.Abort:

@@ -1,4 +1,4 @@
-"""``bench``: compare the methods on the user's own environment."""
+"""``bench``: compare SB3's buffer and our compression methods on the user's own environment."""
 
 from __future__ import annotations
 
@@ -16,21 +16,27 @@ REPLAY_SIZE, ROLLOUT_STEPS = 100_000, 2_048
 
 @click.command()
 @env_options(steps=2_000)
-@algo_option("dqn or sac, whichever fits the actions; ppo if neither does")
+@algo_option("dqn or sac, depending on the action space; otherwise ppo")
 @click.option(
     "--buffer-size",
     type=click.IntRange(1),
-    help=f"Transitions in the buffer, counted over all environments. [default: {REPLAY_SIZE:,}; for ppo and a2c "
-    f"{ROLLOUT_STEPS:,} times --n-envs]",
+    help=f"Buffer size in transitions, over all environments. [default: {REPLAY_SIZE:,}; for ppo and a2c "
+    f"{ROLLOUT_STEPS:,} steps of each environment]",
 )
-@click.option("--methods", help="Methods to compare, separated by commas, such as auto,zstd-5,'zstd-dict/9 x8'.")
-@click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Transitions in a batch.")
-@click.option("--repeats", type=click.IntRange(1), default=200, show_default=True, help="How many batches to sample.")
 @click.option(
-    "--policy", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="An SB3 model that plays, a .zip."
+    "--methods",
+    help='Comma-separated methods to compare, such as "auto,zstd-5,zstd-dict/9 x8". After a method, xN sets '
+    "frames_per_record=N, and indexed sets indexed_colour=True. [default: a selection]",
 )
-@output_file("--json", "Write the results to this file.", ".json")
-@output_file("--html", "Write a report to this file, one page that works offline. Needs matplotlib.", ".html")
+@click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Transitions per batch.")
+@click.option("--repeats", type=click.IntRange(1), default=200, show_default=True, help="Batches to sample.")
+@click.option(
+    "--policy",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Saved SB3 model (.zip) that chooses the actions. [default: random actions]",
+)
+@output_file("--json", "Write the results to this .json file.", ".json")
+@output_file("--html", "Write a report with a chart to this .html file. Needs matplotlib.", ".html")
 def bench(
     play: Play,
     algo: str | None,
@@ -42,12 +48,12 @@ def bench(
     json: Path | None,
     html: Path | None,
 ) -> None:
-    """Compare the methods on your own environment.
+    """Compare SB3's buffer with ours on your environment.
 
-    Plays it, measures memory and speed of SB3's buffer and of ours with each method, and recommends one. After a
-    method, xN means N frames per record, and "indexed" means indexed colour.
+    Plays the environment, measures memory and speed of SB3's buffer and of ours with each compression method, and
+    recommends one.
     """
-    # Mistakes are reported before the long work, and this one before the slow imports.
+    # Report mistakes before the long work, and this one before the slow imports.
     if html is not None:
         require("matplotlib", "A chart", "plots")
 
@@ -70,11 +76,11 @@ def bench(
         comparison = compare(task, data, chosen or default_methods(task.observation_space), size, batch_size, repeats)
     player = "a random policy" if policy is None else policy.name
     report = Report(play.env_id, player, comparison, recommend(comparison, algo))
-    # Files first: if printing fails, the results of the long work are kept.
+    # Files first: if printing fails, the results are not lost.
     if json is not None:
         report.write_json(json)
     if html is not None:
         report.write_page(html)
     click.echo(report.as_text())
     if json is not None or html is not None:
-        click.echo(f"\nWritten: {', '.join(str(path) for path in (json, html) if path is not None)}")
+        click.echo(f"\nResults written to {', '.join(str(path) for path in (json, html) if path is not None)}")

@@ -1,4 +1,4 @@
-"""``cluster-demo``: a learner and several collectors, by Ray."""
+"""``cluster-demo``: train DQN with a learner and several collectors on Ray."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ from sb3_extra_buffers.cli.common import table
     "env_id",
     default="MsPacmanNoFrameskip-v4",
     show_default=True,
-    help="Any environment with discrete actions.",
+    help="An environment with discrete actions.",
 )
-@click.option("--collectors", type=click.IntRange(1), default=2, show_default=True, help="Processes with environments.")
-@click.option("--envs", type=click.IntRange(1), default=4, show_default=True, help="Environments of each collector.")
+@click.option("--collectors", type=click.IntRange(1), default=2, show_default=True, help="Number of collectors.")
+@click.option("--envs", type=click.IntRange(1), default=4, show_default=True, help="Environments per collector.")
 @click.option("--steps", type=click.IntRange(1), default=10_000, show_default=True, help="Transitions to train on.")
 @click.option("--address", help="Address of a Ray cluster. By default, Ray is started on this machine.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of learner and collectors.")
 def cluster_demo(env_id: str, collectors: int, envs: int, steps: int, address: str | None, seed: int) -> None:
-    """Train DQN with experience from several processes, and show what moves between them."""
+    """Train DQN with collectors in several processes.
+
+    A learner in this process trains on the experience of collectors, which run in processes of their own on Ray. At the
+    end, the command prints throughput, bytes per transition and waiting times.
+    """
     # By default torch's threads wait in a busy loop, which slows down the other processes. Before torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from functools import partial
@@ -41,7 +45,10 @@ def cluster_demo(env_id: str, collectors: int, envs: int, steps: int, address: s
     require("ray", "This demo", "ray")
     env = make_env(env_id, 1, seed)
     if not isinstance(env.action_space, spaces.Discrete):
-        raise ConfigurationError(f"The demo trains DQN, which needs discrete actions, but {env_id} has others.")
+        raise ConfigurationError(
+            f"The demo trains DQN, which needs discrete actions, but {env_id} has {env.action_space}. Choose another "
+            "--env, such as CartPole-v1."
+        )
     model = distributed(DQN)(
         "CnnPolicy" if is_image_space(env.observation_space) else "MlpPolicy",
         env,
@@ -58,13 +65,13 @@ def cluster_demo(env_id: str, collectors: int, envs: int, steps: int, address: s
     scalars, usage = statistics.scalars(), model.replay_buffer.memory_usage()
     rows = [
         ("transitions received", f"{statistics.transitions.sum():,}"),
-        ("  of each collector", ", ".join(f"{count:,}" for count in statistics.transitions.tolist())),
+        ("  per collector", ", ".join(f"{count:,}" for count in statistics.transitions.tolist())),
         ("transitions per second", f"{scalars['transitions_per_second']:,.0f}"),
-        ("bytes per transition on the way", f"{scalars['bytes_per_transition']:,.0f}"),
+        ("bytes per transition on the wire", f"{scalars['bytes_per_transition']:,.0f}"),
         ("bytes per transition in the buffer", f"{usage.bytes_per_transition:,.0f}"),
         ("gradient steps", f"{model._n_updates:,}"),
-        ("time spent on publishing weights", f"{scalars['fraction_publishing']:.2%}"),
-        ("time spent on waiting for collectors", f"{scalars['fraction_waiting']:.0%}"),
-        ("restarts of collectors", f"{statistics.n_deaths}"),
+        ("time spent publishing weights", f"{scalars['fraction_publishing']:.2%}"),
+        ("time spent waiting for collectors", f"{scalars['fraction_waiting']:.0%}"),
+        ("collector restarts", f"{statistics.n_deaths}"),
     ]
-    click.echo(f"\n{table(('', ''), rows)}")
+    click.echo(f"\n{table(('training', ''), rows)}")

@@ -1,4 +1,4 @@
-"""What several commands share: options, playing an environment, and tables."""
+"""Shared by several commands: options, playing an environment, and tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Play:
-    """Which environment to play, and for how long. Commands with :func:`env_options` get it as ``play``."""
+    """Which environment to play, and for how long. :func:`env_options` passes it to a command as ``play``."""
 
     env_id: str
     steps: int
@@ -38,7 +38,7 @@ class Play:
         return make_env(self.env_id, self.n_envs, self.seed, self.frame_stack, self.env_kwargs, self.wrapper)
 
     def transitions(self, env: VecEnv, policy: Path | None = None) -> Iterator[Transition]:
-        """Play with a random policy or a saved one, and show a progress bar."""
+        """Play with random actions or a saved policy, and show a progress bar."""
         from tqdm import tqdm
 
         from sb3_extra_buffers.errors import ExtraBuffersError
@@ -54,26 +54,32 @@ class Play:
         except Exception as error:  # an environment may raise anything
             where = traceback.extract_tb(error.__traceback__)[-1]
             raise click.ClickException(
-                f"{self.env_id!r} failed while it was played: {type(error).__name__}: {error} (in {where.filename}, "
-                f"line {where.lineno}). SB3's check_env(env) tests an environment on its own."
+                f"The environment {self.env_id!r} raised {type(error).__name__}: {error} (in {where.filename}, "
+                f"line {where.lineno}). Test it with SB3's check_env(env)."
             ) from error
 
 
 def env_options(steps: int) -> Callable[[Command], Any]:
-    """The options of a command that plays an environment, bundled into one argument, ``play``."""
+    """The options of a command that plays an environment, passed to it as one argument, ``play``."""
     number = click.IntRange(1)
     options = (
         click.option(
-            "--env", "env_id", required=True, metavar="ID", help="Gymnasium id, such as CartPole-v1 or module:Env-v0."
+            "--env",
+            "env_id",
+            required=True,
+            metavar="ID",
+            help="Gymnasium id, such as CartPole-v1, or module:Env-v0 if the module registers it.",
         ),
-        click.option("--env-kwargs", callback=_json_object, metavar="JSON", help="Arguments for gymnasium.make."),
-        click.option("--wrapper", metavar="MODULE:CLASS", help="Wrapper for the environment, instead of Atari's own."),
+        click.option("--env-kwargs", callback=_json_object, metavar="JSON", help="Arguments for gymnasium.make()."),
+        click.option(
+            "--wrapper", metavar="MODULE:CLASS", help="Environment wrapper. It replaces SB3's wrappers for Atari."
+        ),
         click.option(
             "--steps", type=click.IntRange(4), default=steps, show_default=True, help="Steps of each environment."
         ),
-        click.option("--n-envs", type=number, default=4, show_default=True, help="Environments played at once."),
-        click.option("--frame-stack", type=number, help="Frames in an observation. [default: 4 for Atari, else 1]"),
-        click.option("--seed", type=int, default=0, show_default=True),
+        click.option("--n-envs", type=number, default=4, show_default=True, help="Number of environments."),
+        click.option("--frame-stack", type=number, help="Frames per observation. [default: 4 for Atari, else 1]"),
+        click.option("--seed", type=int, default=0, show_default=True, help="Seed of environments and random actions."),
     )
 
     def decorate(command: Command) -> Any:
@@ -93,7 +99,7 @@ def algo_option(default: str) -> Callable[[Command], Command]:
     return click.option(
         "--algo",
         type=click.Choice(["dqn", "sac", "td3", "ppo", "a2c"]),
-        help="The algorithm to train with. PPO and A2C have rollout buffers, the others replay buffers. "
+        help="Algorithm to train with: ppo and a2c use rollout buffers, the others replay buffers. "
         f"[default: {default}]",
     )
 
@@ -104,18 +110,18 @@ def _json_object(context: click.Context, parameter: click.Parameter, text: str |
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise click.BadParameter(f"""{text!r} is not a JSON object. Write '{{"name": 1}}'.""", context, parameter)
+        raise click.BadParameter(f"""{text!r} is not a JSON object, such as '{{"name": 1}}'.""", context, parameter)
     return value
 
 
 def output_file(name: str, text: str, suffix: str) -> Callable[[Command], Command]:
-    """An option for a file to write. It must have the suffix, and its folder must exist."""
+    """An option for an output file. The file must have the suffix, and its folder must exist."""
 
     def check(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
         if path is not None and path.suffix.lower() != suffix:
             raise click.BadParameter(f"{path.name!r} does not end with {suffix}.", context, parameter)
         if path is not None and not path.parent.is_dir():
-            raise click.BadParameter(f"There is no folder {str(path.parent)!r}. Make it first.", context, parameter)
+            raise click.BadParameter(f"There is no folder {str(path.parent)!r}. Create it first.", context, parameter)
         return path
 
     return click.option(name, callback=check, type=click.Path(path_type=Path, dir_okay=False), help=text)

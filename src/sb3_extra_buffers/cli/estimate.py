@@ -1,4 +1,4 @@
-"""``estimate``: whether a buffer fits this machine."""
+"""``estimate``: check whether a buffer fits in memory."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from sb3_extra_buffers.cli.common import Play, algo_option, env_options, table
 
 @click.command()
 @env_options(steps=1_000)
-@algo_option("dqn or sac, whichever fits the actions; ppo if neither does")
+@algo_option("dqn or sac, depending on the action space; otherwise ppo")
 @click.option(
     "--buffer-size",
     type=click.IntRange(1),
     default=100_000,
     show_default=True,
-    help="Transitions in the buffer, counted over all environments.",
+    help="Buffer size in transitions, over all environments.",
 )
-@click.option("--method", default="auto", show_default=True, help="Compression method, as for bench.")
+@click.option("--method", default="auto", show_default=True, help="Compression method, as in bench.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def estimate(play: Play, algo: str | None, buffer_size: int, method: str, as_json: bool) -> None:
-    """Estimate whether a buffer fits this machine.
+    """Estimate whether a buffer fits in memory.
 
-    The size of SB3's buffer is computed. Ours is what memory_usage() says after a few transitions, extrapolated.
+    Plays the environment with random actions and stores the transitions in our buffer. Its memory is extrapolated to
+    --buffer-size and compared with SB3's buffer and with the available memory.
     """
     from sb3_extra_buffers.measure.buffers import SB3, Task, buffer_arguments
     from sb3_extra_buffers.measure.comparison import Memory, fill
@@ -34,7 +35,7 @@ def estimate(play: Play, algo: str | None, buffer_size: int, method: str, as_jso
     from sb3_extra_buffers.measure.recommendation import buffer_kind, choose_algorithm
     from sb3_extra_buffers.storage.usage import readable
 
-    buffer_arguments(method)  # raises if it is wrong, before the environment is made
+    buffer_arguments(method)  # raises if it is wrong, before the slow work
     with closing(play.make_env()) as env:
         kind = buffer_kind(choose_algorithm(env.action_space, algo))
         task = Task(kind, env.observation_space, env.action_space, play.n_envs)
@@ -46,23 +47,17 @@ def estimate(play: Play, algo: str | None, buffer_size: int, method: str, as_jso
         return
     source = "extrapolated" if buffer_size > memory.transitions else "measured"
     rows = [
-        (name, readable(size), known, _fits(size, available))
-        for name, size, known in (
-            (f"SB3 {task.class_name(SB3)}", sb3, "computed"),
-            (memory.codec, ours, source),
-        )
+        (f"SB3 {task.class_name(SB3)}", readable(sb3), "computed", _fits(sb3, available)),
+        (f"{task.class_name(method)}, {memory.codec}", readable(ours), source, _fits(ours, available)),
     ]
-    click.echo(f"{play.env_id}, observations {describe(task.observation_space)}, {buffer_size:,} transitions\n")
-    click.echo(table(("", "memory", "", "fits this machine"), rows, left=4))
-    click.echo(
-        f"\n{readable(available)} are available. Measured on {memory.transitions:,} transitions of a random policy."
-    )
-    if ours < sb3:
-        click.echo(f"{sb3 / ours:,.1f}x smaller than SB3's buffer.")
-    else:
-        click.echo(f"{ours / sb3:,.1f}x larger than SB3's buffer: use SB3's.")
+    click.echo(f"{play.env_id}: observations {describe(task.observation_space)}, {buffer_size:,} transitions\n")
+    click.echo(table(("buffer", "memory", "", f"fits in {readable(available)} of available memory"), rows, left=4))
+    smaller = f"{sb3 / ours:,.1f}x smaller than SB3's buffer."
+    larger = f"{ours / sb3:,.1f}x larger than SB3's buffer: use SB3's."
+    measured = f"Measured on {memory.transitions:,} transitions of a random policy."
+    click.echo(f"\n{measured} {smaller if ours < sb3 else larger}")
 
 
 def _fits(size: float, available: int) -> str:
     share = size / max(available, 1)
-    return f"yes, {share:.1%} of the available memory" if share <= 1 else f"no, {share:.1f}x the available memory"
+    return f"yes, uses {share:.1%} of it" if share <= 1 else f"no, needs {share:.1f}x as much"

@@ -1,4 +1,4 @@
-"""The results of ``bench`` as text, JSON and a page."""
+"""The results of ``bench`` as text, JSON and an HTML page."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _TEXT_WIDTH = 100
 _SETTLED_STEPS = 600
-"""``auto`` checks its choice once more from step 384 to about step 520."""
+"""``auto`` re-checks its choice between step 384 and about step 520."""
 _STYLE = """
 :root { color-scheme: light dark; }
 body { margin: 0 auto; padding: 1.5rem 1rem; max-width: 52rem; font: 16px/1.5 system-ui, sans-serif; }
@@ -53,15 +53,15 @@ def _machine() -> str:
 
 @dataclass(frozen=True)
 class Report:
-    """The results, and the sentences about them that all formats share."""
+    """The results, and the sentences about them that text and page share."""
 
     env_id: str
     policy: str
-    """What chose the actions."""
+    """What chose the actions: ``"a random policy"``, or the name of a file."""
     comparison: Comparison
     recommendation: Recommendation
     machine: str = field(default_factory=_machine)
-    """When and where it was measured."""
+    """Date, system and versions, for the last line of the legend."""
 
     @property
     def headings(self) -> tuple[str, ...]:
@@ -80,7 +80,7 @@ class Report:
         )
 
     def label(self, result: Result) -> str:
-        """The method; for ``auto``, also what it chose."""
+        """The method; for ``auto``, with the method that it chose."""
         if result.method == SB3:
             return f"SB3 {self.comparison.task.class_name(SB3)}"
         codec = result.memory.codec.replace(" (auto)", "")
@@ -90,8 +90,8 @@ class Report:
     def summary(self) -> str:
         comparison = self.comparison
         return (
-            f"{self.env_id}: {comparison.steps:,} steps of {self._environments}, played by {self.policy}; "
-            f"observations: {describe(comparison.task.observation_space)}"
+            f"{self.env_id}: {comparison.steps:,} steps of {self._environments}, played by {self.policy}, "
+            f"observations {describe(comparison.task.observation_space)}"
         )
 
     @property
@@ -101,15 +101,18 @@ class Report:
         held = f"with {comparison.sb3.memory.transitions:,} transitions"
         extrapolated = f", extrapolated to {size:,}" if comparison.is_extrapolated else ""
         lines = [
-            f"memory: growth of a fresh process's resident memory {held}{extrapolated}.",
-            "ratio: SB3's memory divided by this one's.",
-            f"add: mean for one step of {self._environments}, into a full buffer. "
-            "sample: median for one batch. Calls are interleaved, so that all buffers see the same machine load.",
+            f"memory: RSS growth of a fresh process {held}{extrapolated}.",
+            "ratio: SB3's memory divided by this buffer's (above 1.0 = smaller).",
+            f"add: mean time of one step of {self._environments}, in buffers that were filled before. sample: median "
+            "time of one batch. Calls are interleaved, so that all buffers see the same machine load.",
             "speed: how many times faster one add + one sample is than with SB3's buffer (below 1.0 = slower).",
             self.machine,
         ]
         if extrapolated and comparison.steps < _SETTLED_STEPS:
-            lines.insert(1, f"auto may still change its method. Play {_SETTLED_STEPS} --steps or more to see it.")
+            lines.insert(
+                1,
+                f"auto may still change its method: use --steps {_SETTLED_STEPS} or more to measure its final choice.",
+            )
         return lines
 
     @property
@@ -122,7 +125,7 @@ class Report:
         return "1 environment" if count == 1 else f"{count} environments"
 
     def as_text(self) -> str:
-        """For a terminal."""
+        """The report for a terminal."""
         parts = [
             textwrap.fill(self.summary, _TEXT_WIDTH),
             table(self.headings, [self.cells(result) for result in self.comparison.results]),
@@ -130,7 +133,9 @@ class Report:
             textwrap.fill(self.advice, _TEXT_WIDTH),
         ]
         if self.recommendation.code:
-            parts += [f"Paste, where env is your environment:\n\n{textwrap.indent(self.recommendation.code, '    ')}"]
+            parts += [
+                f"Code to paste (env is your environment):\n\n{textwrap.indent(self.recommendation.code, '    ')}"
+            ]
         return "\n\n".join(parts)
 
     def write_json(self, path: Path) -> None:
@@ -167,7 +172,7 @@ class Report:
         path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
     def write_page(self, path: Path) -> None:
-        """One HTML file that needs nothing else: no script, no font, no network."""
+        """A self-contained HTML file: it loads no scripts, fonts or other files."""
         chart = io.BytesIO()
         self._chart().savefig(chart, format="svg", metadata={"Date": None})
         image = f"data:image/svg+xml;base64,{base64.b64encode(chart.getvalue()).decode()}"
@@ -186,7 +191,7 @@ class Report:
 <p>{escape(self.summary)}</p>
 <p><strong>{escape(self.advice)}</strong></p>
 {code}
-<img alt="Memory against time. The table has the same numbers." src="{image}">
+<img alt="Chart of memory against time, with the numbers of the table." src="{image}">
 <div class="scroll">{self._html_table()}</div>
 <ul>{"".join(f"<li>{escape(line)}</li>" for line in self.legend)}</ul>
 </body>
@@ -213,7 +218,7 @@ class Report:
             title=self.env_id.replace("$", r"\$"),
             xscale="log",
             yscale="log",
-            xlabel=f"memory for {self.comparison.buffer_size:,} transitions (lower left is better)",
+            xlabel=f"memory for {self.comparison.buffer_size:,} transitions (bottom left is best)",
             ylabel=f"add + sample({self.comparison.batch_size}), µs",
         )
         for number, result in enumerate(self.comparison.results):
@@ -230,7 +235,7 @@ class Report:
         axes.yaxis.set_major_formatter("{x:,.0f}")
         for axis in (axes.xaxis, axes.yaxis):
             smallest, largest = axis.get_view_interval()
-            few_labels = largest > 100 * smallest  # more of them would overlap
+            few_labels = largest > 100 * smallest  # more labels would overlap
             axis.set_major_locator(LogLocator(subs=(1,) if few_labels else (1, 2, 5)))
             axis.set_minor_formatter(NullFormatter())
         axes.grid(alpha=0.3)

@@ -1,4 +1,4 @@
-"""``verify``: compare our buffers with SB3's on the user's own environment."""
+"""``verify``: check on the user's own environment that our buffers return what SB3's do."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _MIN_ROLLOUT, _MAX_ROLLOUT = 5, 128
 
 @click.command()
 @env_options(steps=5_000)
-@algo_option("replay and rollout buffers are both compared")
+@algo_option("check both kinds of buffers")
 @click.option(
     "--buffer-size",
     type=click.IntRange(1),
-    help="Transitions in the buffer, counted over all environments. [default: a fraction of those played]",
+    help="Buffer size in transitions, over all environments. [default: small enough to be overwritten several times]",
 )
-@click.option("--method", default="auto", show_default=True, help="Compression method, as for bench.")
+@click.option("--method", default="auto", show_default=True, help="Compression method, as in bench.")
 def verify(play: Play, algo: str | None, buffer_size: int | None, method: str) -> None:
-    """Check that our buffers return exactly what SB3's do.
+    """Check that our buffers return the same values as SB3's.
 
-    Plays your environment at random, adds each step to SB3's buffer and to ours, and compares them bit for bit: batches
-    drawn with the same seed at many steps, and everything stored whenever the buffers are full. The buffers are small,
-    so that they are overwritten several times. The exit code is 1 if anything differs.
+    Plays your environment with random actions, adds each step to SB3's buffer and to ours, and compares them bit for
+    bit: batches drawn with the same seed, and the whole contents each time the buffers are full. By default, buffers
+    are small, so that they are overwritten several times. The exit code is 1 if anything differs.
     """
     from sb3_extra_buffers.measure.buffers import Task, buffer_arguments
     from sb3_extra_buffers.measure.environments import describe
     from sb3_extra_buffers.measure.recommendation import buffer_kind
     from sb3_extra_buffers.measure.verification import Verification
 
-    buffer_arguments(method)  # raises if it is wrong, before the environment is made
+    buffer_arguments(method)  # raises if it is wrong, before the slow work
     steps, n_envs = play.steps, play.n_envs
     replay_size = buffer_size or max(n_envs, min(_MAX_REPLAY_SIZE, steps * n_envs // _FILLS))
     rollout = max(_MIN_ROLLOUT, min(_MAX_ROLLOUT, steps // _ROLLOUTS))
@@ -64,5 +64,7 @@ def verify(play: Play, algo: str | None, buffer_size: int | None, method: str) -
         name, codec = names[verification.task.kind], verification.ours.memory_usage().method
         click.echo(f"  {name}, {codec}: filled {tally.fills:,} times, {tally.batches:,} batches compared")
     if any(tally.fills == 0 for tally in tallies):
-        click.echo("A buffer was never full, so nothing was overwritten: use more --steps or a smaller --buffer-size.")
+        click.echo(
+            "A buffer never became full, so overwriting was not tested: use more --steps or a smaller --buffer-size."
+        )
     click.echo(f"{sum(tally.observations for tally in tallies):,} observations compared, all identical.")

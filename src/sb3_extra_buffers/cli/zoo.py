@@ -1,4 +1,4 @@
-"""``zoo``: the RL Zoo's own scripts, whose hyperparameters may name buffer classes."""
+"""``zoo``: run scripts of the RL Zoo with buffer classes named in the hyperparameters."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 import click
 
 
-# Everything after the name of the script belongs to the script.
+# All arguments after the name of the script are passed on to the script.
 @click.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
 @click.argument("script", type=click.Choice(["train", "enjoy"]))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def zoo(script: str, arguments: tuple[str, ...]) -> None:
-    """Run a script of the RL Zoo with its own ARGUMENTS.
+    """Run the RL Zoo with our buffers.
 
-    It does what "python -m rl_zoo3.train" does, and accepts classes by name in the hyperparameters:
-    "replay_buffer_class: sb3_extra_buffers.CompressedReplayBuffer", and "rollout_buffer_class" likewise.
+    Runs the train or enjoy script of the RL Zoo with its own ARGUMENTS. Hyperparameters may name buffer classes:
+    "replay_buffer_class: sb3_extra_buffers.CompressedReplayBuffer". The same works for "rollout_buffer_class".
     """
     from importlib import import_module
 
@@ -24,5 +24,5 @@ def zoo(script: str, arguments: tuple[str, ...]) -> None:
 
     module: Any = import_module(f"rl_zoo3.{script}")
     module.ExperimentManager = BufferExperimentManager
-    sys.argv = [f"{sys.argv[0]} zoo {script}", *arguments]  # which the Zoo parses
+    sys.argv = [f"{sys.argv[0]} zoo {script}", *arguments]  # the Zoo parses sys.argv
     getattr(module, script)()

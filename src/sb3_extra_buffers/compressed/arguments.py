@@ -1,8 +1,8 @@
-"""Which arguments a buffer class takes.
+"""The arguments of buffer classes.
 
-Each constructor names the positional arguments of SB3's class, in the same order. Our own options are keyword-only, and
+Each constructor has the positional arguments of SB3's class, in the same order. Our own options are keyword-only, and
 only the constructor that uses an option names it. Derived classes pass options on as ``**options``, typed by a
-``TypedDict``, and :func:`signature_of` adds them to what ``inspect.signature`` shows.
+``TypedDict``. :func:`signature_of` adds them to what ``inspect.signature`` shows.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class SequenceOptions(StorageOptions, total=False):
 
 
 def signature_of(cls: type, root: type) -> inspect.Signature:
-    """The arguments of the constructor of ``cls``, with those of its base classes instead of ``**options``.
+    """The signature of ``cls``, with the arguments of its base classes in place of ``**options``.
 
-    :param root: Only constructors of classes derived from this one count. SB3's have no further arguments.
+    :param root: Look at classes derived from this one only. SB3's have no further arguments.
     """
-    # Not issubclass(): while a class is being created, abc would put the answer into the cache of its parent.
+    # Not issubclass(): while a class is being created, abc would cache the wrong answer in its parent.
     constructors = list(_constructors(base for base in cls.__mro__ if root in base.__mro__))
     found: dict[str, Parameter] = {}
     takes_positional = True
@@ -80,7 +80,7 @@ def signature_of(cls: type, root: type) -> inspect.Signature:
             break
     try:
         return inspect.Signature(sorted(found.values(), key=lambda parameter: parameter.kind))
-    except ValueError:  # a user's class with optional arguments before ours: show its own signature
+    except ValueError:  # a user's class has optional arguments before ours: show its own signature
         return inspect.Signature(list(inspect.signature(constructors[0]).parameters.values())[1:])
 
 

@@ -1,4 +1,4 @@
-"""The base class of all compressed buffers: arguments, stores of observations, saving and pickling."""
+"""The base class of all compressed buffers: options, observation stores and memory usage."""
 
 from __future__ import annotations
 
@@ -31,29 +31,30 @@ from sb3_extra_buffers.storage.usage import MemoryUsage, readable
 
 
 class BaseCompressedBuffer(OldAttributes, SegmentBuffer):
-    """A mixin for SB3's buffer classes that replaces the arrays for observations by compressed stores.
+    """A mixin for SB3's buffer classes that keeps observations in compressed stores instead of arrays.
 
-    SB3's class does everything else. It never allocates observations, because its constructor gets a space without
+    SB3's class does everything else. It allocates no observations, because its constructor gets a space without
     elements.
 
-    :param compression_method: ``"auto"``, or a method as listed by ``sb3_extra_buffers.codecs.registry``, with its
-        level (``"zstd-5"``, ``"lz4-frame/1"``).
-    :param dtypes: ``{"elem_type": ..., "runs_type": ...}`` or the first of them. Lossless unless ``elem_type`` is
-        narrower than the observations.
+    :param compression_method: ``"auto"``, or a method of ``sb3_extra_buffers.codecs.registry``, with a level if it has
+        one (``"zstd-5"``, ``"lz4-frame/1"``).
+    :param dtypes: ``{"elem_type": ..., "runs_type": ...}``, or ``elem_type`` alone. Storage is lossless unless
+        ``elem_type`` is narrower than the dtype of the observations.
     :param compression_kwargs: Options of the codec.
-    :param decompression_kwargs: Options of the codec that concern decoding.
+    :param decompression_kwargs: Options of the codec for decoding.
     :param normalize_images: Sample images as floats in [0, 1].
     :param output_dtype: ``"raw"`` samples observations in the dtype of their space, ``"float"`` in float32.
-    :param frame_stack: How many frames an observation stacks: ``"auto"`` finds out, ``None`` stores observations whole.
-    :param prefer: What ``auto`` looks for. ``"balanced"`` saves memory, but never takes a method that, by its own
-        measurement (to about 15%), reads observations more slowly than SB3's buffer. ``"memory"`` saves more, and may
-        read up to three times as slowly. ``"speed"`` is the fastest.
+    :param frame_stack: The number of frames in an observation. ``"auto"`` detects it, ``None`` stores observations
+        whole.
+    :param prefer: What ``auto`` optimizes. ``"balanced"`` saves memory, but rejects methods that, by its own
+        measurement, read observations more slowly than SB3's buffer. ``"memory"`` saves more memory, and accepts
+        methods that take up to twice as long as SB3 to read. ``"speed"`` takes the fastest method.
     :param storage: ``"mmap"`` keeps compressed observations in files, for replay buffers that are larger than memory.
     :param path: The folder of these files. If it holds a buffer with the same arguments, that buffer is reopened.
     :param verify: Keep a checksum of every observation, and compare it whenever the observation is read.
     """
 
-    verify: bool = False  # for pickles of 1.0.0.dev0, which did not have this option
+    verify: bool = False  # for pickles of 1.0.0.dev0, which had no such option
     _n_columns = 1
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -88,7 +89,7 @@ class BaseCompressedBuffer(OldAttributes, SegmentBuffer):
         if is_dict != isinstance(self, DictReplayBuffer | DictRolloutBuffer):
             name, other = type(self).__name__, "the class with" if is_dict else "the class without"
             raise ConfigurationError(
-                f"{name} is not for observation spaces of type {type(observation_space).__name__}: "
+                f"{name} does not support observation spaces of type {type(observation_space).__name__}: "
                 f"use {other} 'Dict' in its name."
             )
         if output_dtype not in ("raw", "float"):
@@ -103,7 +104,7 @@ class BaseCompressedBuffer(OldAttributes, SegmentBuffer):
         self._outputs = OutputPool()
         self._stores: dict[str, BaseStore] = {}
         self._lock = BufferLock()
-        super().__init__(  # SB3's class, which knows more arguments than BaseBuffer
+        super().__init__(  # SB3's class, which has more arguments than BaseBuffer
             buffer_size, _without_elements(observation_space), action_space, device=device, n_envs=n_envs, **of_sb3
         )
         self.observation_space = observation_space
@@ -124,7 +125,7 @@ class BaseCompressedBuffer(OldAttributes, SegmentBuffer):
 
     @property
     def device(self) -> th.device:
-        """Where batches go. SB3 assigns a new one after it has loaded a buffer."""
+        """The device of batches. SB3 assigns it after loading a buffer."""
         return self._outputs.device
 
     @device.setter
@@ -132,22 +133,22 @@ class BaseCompressedBuffer(OldAttributes, SegmentBuffer):
         self._outputs.device = device
 
     def _create_state(self) -> None:
-        """Create further attributes of a class. SB3's arrays and the stores exist already."""
+        """Create further attributes of a derived class. SB3's arrays and the stores exist already."""
 
     def to_torch(self, array: npt.NDArray[Any], copy: bool = True) -> th.Tensor:
         device = self._outputs.device
         if not copy and device.type == "cpu":
-            return th.from_numpy(array)  # like as_tensor(), but faster
+            return th.from_numpy(array)  # faster than as_tensor()
         tensor = OutputPool.to_tensor(array, device)
         if tensor is not None:
             return tensor
         if device.type == "cuda" and th.cuda.is_available():
-            # SB3 sends memory that is not pinned, which waits for all work of the GPU.
+            # SB3 does not pin memory, so its copies wait for all work queued on the GPU.
             return th.from_numpy(array).pin_memory().to(device, non_blocking=True)
         return super().to_torch(array, copy)
 
     def memory_usage(self) -> MemoryUsage:
-        """The memory that the current contents take, by kind."""
+        """The memory that the current contents use, by kind."""
         filled, transitions = self.size() / self.buffer_size, self.size() * self.n_envs
         attributes = list(vars(self).values())  # a copy: another thread may add attributes meanwhile
         fields = round(filled * sum(array.nbytes for array in attributes if isinstance(array, np.ndarray)))
@@ -159,8 +160,8 @@ class BaseCompressedBuffer(OldAttributes, SegmentBuffer):
     def check(self) -> None:
         """Check all invariants of the buffer.
 
-        Reference counts, index, arena and the newest observations are compared. Older observations are not decoded. A
-        failure, :class:`~sb3_extra_buffers.errors.CorruptDataError`, is a bug of this library or damaged memory.
+        This compares reference counts, the index, the arena and the newest observations. Older observations are not
+        decoded. A :class:`~sb3_extra_buffers.errors.CorruptDataError` means a bug in this library or damaged memory.
         """
         with self._lock.held:
             if not 0 <= self.pos <= self.buffer_size:
@@ -201,7 +202,7 @@ class BaseCompressedBuffer(OldAttributes, SegmentBuffer):
             )
 
     def _make_store(self, key: str, is_image: bool, **arguments: Any) -> BaseStore:
-        """The store of one key."""
+        """Create the store of one key."""
         folder = self._folder
         arguments |= {"config": self._config, "outputs": self._outputs}
         if folder is not None:
@@ -211,15 +212,15 @@ class BaseCompressedBuffer(OldAttributes, SegmentBuffer):
         return ObservationStore(**arguments)
 
     def _column(self, column: int, shift: int = 0) -> Any:
-        """A column of all stores, as SB3 expects it: like an array, or a dict of them."""
+        """A column of all stores, as SB3 expects it: an array, or a dict of arrays."""
         arrays = {key: ObservationArray(store, column, shift) for key, store in self._stores.items()}
         return arrays if isinstance(self.observation_space, spaces.Dict) else arrays[SINGLE]
 
 
 class DummyCls:
-    """A placeholder, to load a model without its buffer.
+    """A placeholder to load a model without its buffer.
 
-    For instance: ``DQN.load(path, custom_objects={"replay_buffer_class": DummyCls})``.
+    For example, ``DQN.load(path, custom_objects={"replay_buffer_class": DummyCls})``.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Latents: further arrays of each step, such as a recurrent state, which can be updated after they were sampled."""
+"""Latents: further arrays of each step, such as a recurrent state, which can be updated after sampling."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from sb3_extra_buffers.errors import ConfigurationError
 
 
 class StepLatents(CompressedReplayBuffer):
-    """A replay buffer with latents. The array of the latent ``state`` is the attribute ``latent_state``."""
+    """A replay buffer with latents. The attribute ``latent_state`` is the array of the latent ``state``."""
 
     latents: dict[str, tuple[tuple[int, ...], str]]
-    """The shape and dtype of each, for one step of one environment."""
+    """The shape and dtype of each latent, for one step of one environment."""
     _rebuilt: ClassVar[tuple[str, ...]] = ("_latent_rows",)
 
     def _declare_latents(self, latents: Mapping[str, LatentShape]) -> None:
-        """To be called before the constructor."""
+        """Call this before the constructor of the base class."""
         self.latents = {str(name): _shape_and_dtype(name, given) for name, given in latents.items()}
         self._latent_rows: dict[str, Any] = {}
         """The latents of the step that is being added."""
-        self._saved_fields = (  # type: ignore[misc]  # of the class, but here each buffer has its own
+        self._saved_fields = (  # type: ignore[misc]  # a class variable elsewhere
             *type(self)._saved_fields,
             *(_attribute(name) for name in self.latents),
         )
@@ -46,7 +46,7 @@ class StepLatents(CompressedReplayBuffer):
             self._latent(name)[pos] = values
 
     def _begin_step(self, latents: Mapping[str, Any]) -> None:
-        """Check the latents of a step, before anything of it is stored."""
+        """Check the latents of a step before any of it is stored."""
         self._check_names(latents)
         self._latent_rows = {
             name: row_of(self._latent(name), on_host(latents[name])) if name in latents else 0 for name in self.latents
@@ -57,7 +57,7 @@ class StepLatents(CompressedReplayBuffer):
             if name not in self.latents:
                 known = ", ".join(map(repr, self.latents)) or "none"
                 raise ConfigurationError(
-                    f"The buffer has no latent {name!r}; its latents are: {known}. Name all of them in the argument "
+                    f"The buffer has no latent {name!r}. Its latents are: {known}. Declare all latents in the argument "
                     f"latents of {type(self).__name__}()."
                 )
 
@@ -65,7 +65,7 @@ class StepLatents(CompressedReplayBuffer):
         return getattr(self, _attribute(name))
 
     def _latents_at(self, places: Indices) -> dict[str, Any]:
-        """Copies of the latents at given places, ``slot * n_envs + env``."""
+        """Copies of the latents at some places, ``slot * n_envs + env``."""
         return {
             name: self._latent(name).reshape(-1, *shape).take(places, axis=0)
             for name, (shape, _) in self.latents.items()
@@ -74,13 +74,13 @@ class StepLatents(CompressedReplayBuffer):
     def update_latents(
         self, positions: Indices | th.Tensor, latents: Mapping[str, th.Tensor | npt.NDArray[Any]]
     ) -> None:
-        """Replace latents of steps, for instance by the recurrent states that the network now has there.
+        """Replace latents of steps, for instance by the recurrent states that the network computes now.
 
-        Steps that have been overwritten since they were sampled, and padding, are left out. Where a batch has a step
+        Padding, and steps that have been overwritten since they were sampled, are ignored. If a batch contains a step
         several times, the last value counts.
 
-        :param positions: Those of a batch, or a part of them, of any shape.
-        :param latents: Values of shape ``(*positions.shape, ...)``. Latents that are missing stay as they are.
+        :param positions: The ``positions`` of a batch, or a part of them, of any shape.
+        :param latents: Values of shape ``(*positions.shape, ...)`` by name. Latents without values stay unchanged.
         """
         self._check_names(latents)
         where = np.asarray(on_host(positions))
@@ -98,18 +98,18 @@ class StepLatents(CompressedReplayBuffer):
             self._replace_latents(places, is_stored, given)
 
     def _latent_values(self, name: str, values: Any) -> Any:
-        """Values that a user gives, with the dtype of the latent."""
+        """A user's values in the dtype of the latent."""
         return np.asarray(on_host(values), dtype=self._latent(name).dtype)
 
     def _replace_latents(self, places: Indices, is_stored: npt.NDArray[np.bool_], latents: dict[str, Any]) -> None:
-        """Write those rows of ``latents`` for which ``is_stored`` says so, one after the other, to ``places``."""
+        """Write the rows of ``latents`` that ``is_stored`` selects to ``places``, in order."""
         for name, rows in latents.items():
             latent = self._latent(name)
             latent.reshape(-1, *latent.shape[2:])[places] = rows[is_stored]
 
     @abstractmethod
     def _places_of(self, positions: Indices) -> tuple[Indices, npt.NDArray[np.bool_]]:
-        """Where the steps of ``positions`` are that are still stored, and which these are."""
+        """The places of those steps that are still stored, and which of ``positions`` these are."""
 
 
 def _attribute(name: str) -> str:
@@ -117,7 +117,7 @@ def _attribute(name: str) -> str:
 
 
 def _shape_and_dtype(name: str, given: Any) -> tuple[tuple[int, ...], str]:
-    """What a user gives for a latent: a shape, or a shape and a dtype."""
+    """Parse what the user declares for a latent: a shape, or a shape and a dtype."""
     try:
         is_shape = all(isinstance(size, int | np.integer) for size in given)
         shape, dtype = (given, np.float32) if is_shape else given
@@ -127,6 +127,6 @@ def _shape_and_dtype(name: str, given: Any) -> tuple[tuple[int, ...], str]:
         return tuple(int(size) for size in shape), dtype.str
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"The latent {name!r} must be given as a shape, (256,), or as shape and dtype of numbers, ((256,), "
-            f"'float16'), not {given!r}."
+            f"The latent {name!r} must be declared by a shape, (256,), or by a shape and a dtype of numbers, ((256,), "
+            f"'float16'), not by {given!r}."
         ) from error

@@ -1,4 +1,4 @@
-"""Checks of the values of a step before they are stored, and helpers for observations of Dict spaces."""
+"""Check the values of a step before they are stored, and handle observations of Dict spaces."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch as th
 
 SINGLE = ""
-"""The key of the only store where the observation space is not a Dict."""
+"""The key of the only store if the observation space is not a Dict."""
 
 
 def part_of(observations: Any, key: str) -> Any:
@@ -19,19 +19,19 @@ def part_of(observations: Any, key: str) -> Any:
 
 
 def map_parts(function: Callable[..., Any], first: Any, *others: Any) -> Any:
-    """Apply ``function`` to observations; if they are dicts, to the observations of each key."""
+    """Apply ``function`` to observations, or to those of each key if they are dicts."""
     if isinstance(first, dict):
         return {key: function(part, *(other[key] for other in others)) for key, part in first.items()}
     return function(first, *others)
 
 
 def parts_at(observations: Any, key: Any) -> Any:
-    """The items of arrays, or of a dict of arrays, that ``key`` selects."""
+    """Index an array, or each array of a dict, by ``key``."""
     return map_parts(lambda array: array[key], observations)
 
 
 def row_of(array: npt.NDArray[Any], values: Any) -> npt.NDArray[Any]:
-    """``values`` as a row of ``array``. Accepts every form that SB3 accepts, and raises the errors that SB3 raises."""
+    """Convert ``values`` to a row of ``array``. Accepts and refuses the same values as SB3, with the same errors."""
     if type(values) is np.ndarray and values.shape == array.shape[1:]:
         dtype = values.dtype
         if dtype is array.dtype or dtype.kind == "b":
@@ -44,9 +44,9 @@ def row_of(array: npt.NDArray[Any], values: Any) -> npt.NDArray[Any]:
 
 
 def on_host(values: Any) -> Any:
-    """A tensor of any device as an array; other values unchanged."""
+    """Convert a tensor on any device to an array. Return other values unchanged."""
     if not isinstance(values, th.Tensor):
         return values
-    if values.dtype == th.bfloat16:  # as under autocast. NumPy does not have it, but float32 holds the same values.
+    if values.dtype == th.bfloat16:  # of autocast. NumPy lacks it, but float32 holds the same values.
         values = values.float()
     return values.detach().cpu().numpy()

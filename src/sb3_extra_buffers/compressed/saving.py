@@ -1,4 +1,4 @@
-"""Saving, loading, pickling and buffers on disk, the same for all buffer classes."""
+"""Saving, loading, pickling and buffers on disk, for all buffer classes."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _PACKAGE = __name__.split(".", maxsplit=1)[0]
 
 
 class SaveableBuffer(BaseBuffer):
-    """A buffer is saved as its constructor arguments and its state: a tree of values and arrays.
+    """Saves a buffer as its constructor arguments and its state, which is a tree of values and arrays.
 
     Files of :meth:`save`, folders of buffers on disk, pickles and copies all hold this tree.
     """
 
     _saved_fields: ClassVar[tuple[str, ...]] = ()
-    """The arrays of SB3's class other than observations."""
+    """The arrays to save besides the observations."""
     _rebuilt: ClassVar[tuple[str, ...]] = ("_config", "_folder", "_outputs", "_stores", "_lock", "observations")
-    """Attributes that pickles leave out, because the constructor creates them and the state fills them."""
+    """Attributes that pickles leave out: the constructor creates them, and the state fills them."""
     _folder: BufferFolder | None
     _lock: BufferLock
     _stores: Mapping[str, Any]
@@ -51,10 +51,10 @@ class SaveableBuffer(BaseBuffer):
     def save(self, path: str | Path, progress: bool | None = None) -> None:
         """Write the buffer to a file without pickle, for :meth:`load`.
 
-        Saving to the same file again writes only what has changed. If the process is killed meanwhile, the file still
-        holds the state of the save before. See ``docs/saving.md`` for the format.
+        Saving to the same file again writes only what has changed. If the process is killed while saving, the file
+        still holds the previous save. See ``docs/saving.md`` for the format.
 
-        :param progress: Show a progress bar. By default for large buffers in a terminal.
+        :param progress: Show a progress bar. By default, only for large buffers in a terminal.
         """
         path = Path(path)
         with self._lock.held:
@@ -74,12 +74,13 @@ class SaveableBuffer(BaseBuffer):
         env: VecEnv | None = None,
         progress: bool | None = None,
     ) -> Self:
-        """Load a buffer that :meth:`save` wrote. Safe for untrusted files: no code in them is run.
+        """Load a buffer that :meth:`save` wrote. Safe for untrusted files: loading runs no code from the file.
 
-        :param device: Where batches go.
+        :param device: The device of batches.
         :param mmap: For buffers that are larger than memory. Large arrays are copied to an unnamed temporary file in
-            the same folder and loaded from it when needed. Only what you add takes memory.
+            the same folder, and read from it on access. Only what you add takes memory.
         :param env: Must have the spaces of the buffer. ``CompressedHerReplayBuffer`` computes rewards with it.
+        :param progress: Show a progress bar. By default, only for large buffers in a terminal.
         """
         path = Path(path)
         with Container.open(state_file(path), mmap) as file, as_corrupt(path):
@@ -102,7 +103,7 @@ class SaveableBuffer(BaseBuffer):
         return buffer
 
     def flush(self) -> None:
-        """Write the contents of a buffer on disk to its folder, so that they survive a crash. No effect in memory."""
+        """Write a buffer on disk to its folder, so that it survives a crash. Does nothing for buffers in memory."""
         if self._folder is not None:
             with self._lock.held:
                 self._folder.flush(self)
@@ -110,14 +111,14 @@ class SaveableBuffer(BaseBuffer):
     def close(self) -> None:
         """Flush a buffer on disk and unlock its folder. Nothing can be added afterwards.
 
-        This also happens when the buffer is garbage-collected, and when the process ends without being killed.
+        Garbage collection and the end of the process close a buffer, too, unless the process is killed.
         """
         if self._folder is not None and self._folder.is_open:
             self.flush()
             self._folder.close()
 
     def __del__(self) -> None:
-        # Before the interpreter shuts down, all buffers are closed by atexit.
+        # At interpreter shutdown, atexit has closed all buffers already.
         if getattr(self, "_folder", None) is not None and not sys.is_finalizing():
             close_unattended(self)
 
@@ -128,10 +129,10 @@ class SaveableBuffer(BaseBuffer):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickles and copies: attributes, including those of users, the constructor arguments and the state."""
+        """For pickles and copies: attributes, also those that users have set, constructor arguments and state."""
         self._check_folder()
         rebuilt = {name for cls in type(self).__mro__ for name in vars(cls).get("_rebuilt", ())} | {*self._saved_fields}
-        # From a copy: another thread may add attributes meanwhile.
+        # A copy, because another thread may add attributes meanwhile.
         attributes = {name: value for name, value in vars(self).copy().items() if name not in rebuilt}
         state = Pickled(self._lock.held, self._state)
         return {**attributes, _PICKLED: {"arguments": self._arguments(), "device": self.device, "state": state}}
@@ -142,7 +143,7 @@ class SaveableBuffer(BaseBuffer):
             return
         attributes = dict(state)
         pickled = attributes.pop(_PICKLED)
-        # Not the constructor of a user's class, which may need other arguments. What it has set is restored below.
+        # Not the constructor of a user's class, which may need other arguments. Its attributes are restored below.
         library_class: Any = self._library_class()
         arguments = {name: value for name, value in pickled["arguments"].items() if name not in REMOVED_ARGUMENTS}
         with warnings.catch_warnings():
@@ -153,8 +154,8 @@ class SaveableBuffer(BaseBuffer):
         self.device = get_device(pickled["device"])
 
     def _restore_pickle_of_dev0(self, attributes: dict[str, Any]) -> None:
-        """Pickles of version 1.0.0.dev0 hold all attributes, and lack some that were added later."""
-        device = attributes.get("device")  # which is a property now
+        """Restore a pickle of version 1.0.0.dev0. It has all attributes except those added later."""
+        device = attributes.get("device")  # a property now
         vars(self).update({name: value for name, value in attributes.items() if name != "device"})
         if "_lock" not in attributes:
             self._lock = BufferLock()
@@ -165,7 +166,7 @@ class SaveableBuffer(BaseBuffer):
             self.device = device
 
     def _arguments_to_unpickle(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Arguments for the constructor that need no other device than the CPU."""
+        """Constructor arguments that work on a machine that has only a CPU."""
         return arguments
 
     def __copy__(self) -> Self:
@@ -174,9 +175,9 @@ class SaveableBuffer(BaseBuffer):
 
     @abstractmethod
     def _arguments(self) -> dict[str, Any]:
-        """The constructor arguments that create an empty buffer like this one, without ``device``.
+        """The constructor arguments, except ``device``, of an empty buffer like this one.
 
-        Options that have an attribute of the same name are included automatically.
+        Options with an attribute of the same name are included automatically.
         """
 
     def _state(self) -> State:
@@ -188,12 +189,12 @@ class SaveableBuffer(BaseBuffer):
         }
 
     def _field_rows(self, name: str, slots: npt.NDArray[np.int64] | None = None) -> npt.NDArray[Any]:
-        """One of the arrays in ``_saved_fields``, or some slots of it."""
+        """An array of ``_saved_fields``, or some slots of it."""
         field: npt.NDArray[Any] = getattr(self, name)
         return field if slots is None else field[slots]
 
     def _restore(self, state: SavedState) -> None:
-        """Load what :meth:`_state` returned into a new buffer with the same arguments."""
+        """Load the result of :meth:`_state` into a new buffer with the same arguments."""
         self.pos = state.integer("pos", 0, self.buffer_size)
         self.full = state.boolean("full")
         fields, stores = state.part("fields"), state.part("stores")
@@ -215,7 +216,7 @@ class SaveableBuffer(BaseBuffer):
             raise ConfigurationError(f"storage must be 'memory' or 'mmap', not {storage!r}.")
         if (storage == "mmap") != (path is not None):
             raise ConfigurationError(
-                f"Pass both storage='mmap' and path, or neither, not storage={storage!r} with path={path!r}."
+                f"Pass both storage='mmap' and path, or neither of them, not storage={storage!r} with path={path!r}."
             )
         if path is None:
             return None
@@ -226,7 +227,7 @@ class SaveableBuffer(BaseBuffer):
         return BufferFolder(Path(path))
 
     def _reopen(self) -> None:
-        """Load the contents of the folder of a buffer on disk. All arrays and stores must exist already."""
+        """Load a buffer on disk from its folder. Call this when all arrays and stores exist."""
         if self._folder is None:
             return
         for name in self._saved_fields:
@@ -235,18 +236,18 @@ class SaveableBuffer(BaseBuffer):
         self._folder.reopen(self)
 
     def _check_folder(self) -> None:
-        """Raise an error if this is a buffer on disk whose folder cannot be read."""
+        """Raise an error for a buffer on disk whose folder cannot be read."""
         if self._folder is not None:
             self._folder.before_reading()
 
     @classmethod
     def _library_class(cls) -> type[SaveableBuffer]:
-        """The class of this library that this class is, or is derived from."""
+        """This class, or the library's class that a user's class is derived from."""
         return next(base for base in cls.__mro__ if _is_of_library(base) and not base.__name__.startswith("_"))
 
     @classmethod
     def _class_to_load(cls, name: Any, path: Path) -> type[Self]:
-        """The class that a file names: this class or one derived from it. A user's class loads files of its base."""
+        """The class that a file names: this class or a derived one. A user's class also loads files of its base."""
         package = import_module(f"{_PACKAGE}.{'gpu_buffers' if str(name).startswith('Gpu') else 'compressed'}")
         saved = getattr(package, str(name), None)
         if not isinstance(saved, type) or not issubclass(saved, SaveableBuffer) or name.startswith("Base"):

@@ -1,4 +1,4 @@
-"""Segments: the newest steps of a buffer as bytes, which another buffer can append without decoding them.
+"""Segments: the newest steps of a buffer as bytes that another buffer appends without decoding them.
 
 Use them to move experience between processes or machines, for logs, and to merge buffers.
 """
@@ -35,36 +35,36 @@ _MOST_ZEROS = 64 << 20
 
 
 class SegmentInfo(NamedTuple):
-    """What :meth:`SegmentBuffer.ingest_segment` has appended."""
+    """What :meth:`SegmentBuffer.ingest_segment` appended."""
 
     n_steps: int
     """0 for a segment that was ingested before."""
     n_transitions: int
     sequence: int
-    """The number of the segment, counted from 0 since the sender began."""
+    """The number of the segment. A sender counts its segments from 0."""
     continues: bool
     """Whether it continues the previous segment. If not, the episodes before it were marked as ended, so that no n-step
-    return continues into the segment."""
+    return extends into the segment."""
     policy_version: int | None
     extra: dict[str, Any]
 
 
 @dataclass
-class _Sent:
-    """What a buffer has exported."""
+class _Exported:
+    """How far a buffer has been exported."""
 
     stream: str
     pos: int
     n_added: int
     sequence: int = 0
     n_steps: int = 0
-    """How many steps were added so far, including those that were overwritten before an export."""
+    """All steps so far, including those that were overwritten before an export."""
     known: dict[str, set[str]] = field(default_factory=dict)
     """For each store, the references of the last segment."""
 
 
 class SegmentHeader(NamedTuple):
-    """What a segment says about itself."""
+    """The header of a segment."""
 
     n_steps: int
     n_columns: int
@@ -95,7 +95,7 @@ class SegmentHeader(NamedTuple):
 
 @dataclass
 class ReceivedSegment:
-    """The last segment that a buffer has ingested."""
+    """The last segment that a buffer ingested."""
 
     stream: str
     sequence: int
@@ -104,21 +104,21 @@ class ReceivedSegment:
     """For each store, the references of the segment."""
     pos: int = 0
     n_added: int = 0
-    """Where the buffer was afterwards. If other steps were added since, the next segment does not continue this one."""
+    """The buffer's count of steps afterwards. If it has changed, the next segment does not continue this one."""
 
 
 class SegmentBuffer(SaveableBuffer):
     """Exports and ingests segments."""
 
     _rebuilt: ClassVar[tuple[str, ...]] = ("_exported", "_received", "_spaces_digest")
-    _exported: _Sent | None = None
+    _exported: _Exported | None = None
     _received: ReceivedSegment | None = None
     _spaces_digest: str | None = None
     _n_added = 0
-    """How many steps were added. May be too low after Ctrl-C: :meth:`export_segment` corrects it."""
+    """How many steps were added. It may be too low after Ctrl-C, for which :meth:`export_segment` corrects."""
     _has_segments = True
     _segment_fields: ClassVar[tuple[str, ...]] = ()
-    """The fields of a step. Empty: all of ``_saved_fields``."""
+    """The fields that segments contain. If empty, all of ``_saved_fields``."""
     n_envs: int
 
     def export_segment(
@@ -132,20 +132,21 @@ class SegmentBuffer(SaveableBuffer):
     ) -> bytes:
         """Export all steps since the last export as bytes, for :meth:`ingest_segment` of another buffer.
 
-        The first segment of a buffer holds everything. Steps that were overwritten before the export are left out.
+        The first segment of a buffer contains all its steps. Steps that were overwritten before the export are left
+        out.
 
         :param priorities: Include the priorities of a prioritized buffer. Without them, transitions get the largest
             priority of the receiving buffer, as new transitions do.
-        :param policy_version: A number of your own that says which policy made the steps.
-        :param extra: Further values of your own: numbers, strings, arrays, and lists and dicts of them.
+        :param policy_version: Your version number of the policy that made the steps.
+        :param extra: Your own values: numbers, strings, arrays, and lists and dicts of them.
         :param restart: For a receiver that has not ingested the earlier segments: include all reference frames and
             dictionaries, and count segments from 0 again.
-        :param everything: Export all steps that are in the buffer, as the first segment does. Implies ``restart``.
+        :param everything: Export all steps in the buffer, as the first segment does. Implies ``restart``.
         """
         with self._lock.held:
             self._check_segments()
             if getattr(self, "generator_ready", False):
-                raise SegmentError("Export the rollout before get() is called, which reorders it.")
+                raise SegmentError("get() has reordered the rollout: export it before you call get().")
             sent, n_new = self._not_exported(restart, everything)
             n_steps = min(n_new, self.buffer_size - int(self._shares_slots))
             state, known = self._segment_state(n_steps, sent.known, priorities)
@@ -166,22 +167,23 @@ class SegmentBuffer(SaveableBuffer):
             }
             plain, arrays = flat(state)
             data = container.pack({"segment": header, "state": plain}, arrays)
-            self._exported = _Sent(sent.stream, self.pos, self._n_added, sent.sequence + 1, sent.n_steps + n_new, known)
+            total = sent.n_steps + n_new
+            self._exported = _Exported(sent.stream, self.pos, self._n_added, sent.sequence + 1, total, known)
         return data
 
-    def _not_exported(self, restart: bool, everything: bool) -> tuple[_Sent, int]:
+    def _not_exported(self, restart: bool, everything: bool) -> tuple[_Exported, int]:
         """What was exported before, and how many steps were added since."""
         is_replay, sent = isinstance(self, ReplayBuffer), self._exported
         if sent is None or everything:
             n_steps = self.size() if is_replay else self.pos
-            return _Sent(secrets.token_hex(8), self.pos, self._n_added), n_steps
+            return _Exported(secrets.token_hex(8), self.pos, self._n_added), n_steps
         n_steps = self.pos - sent.pos
         if is_replay:
-            # The position is right even after Ctrl-C. The count tells how often the buffer was filled since.
+            # The position is right even after Ctrl-C. The count tells how often the buffer wrapped around since.
             counted = self._n_added - sent.n_added
             n_steps = counted + (n_steps - counted) % self.buffer_size
         if restart:
-            sent = _Sent(secrets.token_hex(8), sent.pos, sent.n_added)
+            sent = _Exported(secrets.token_hex(8), sent.pos, sent.n_added)
         return sent, n_steps
 
     @property
@@ -192,7 +194,7 @@ class SegmentBuffer(SaveableBuffer):
     def _segment_state(
         self, n_steps: int, known: dict[str, set[str]], priorities: bool
     ) -> tuple[dict[str, Any], dict[str, set[str]]]:
-        """The newest steps, and the references that the receiver will know, given those that it knows now."""
+        """The newest steps, and the references that the receiver will have. ``known`` are those that it has now."""
         if n_steps == 0:
             return {"fields": {}, "stores": {}}, known
         slots = (self.pos - n_steps + np.arange(n_steps)) % self.buffer_size
@@ -212,13 +214,13 @@ class SegmentBuffer(SaveableBuffer):
         return self._n_added - (0 if self._exported is None else self._exported.n_added)
 
     def ingest_segment(self, data: bytes | bytearray | memoryview | npt.NDArray[np.uint8]) -> SegmentInfo:
-        """Append the steps of a segment that another buffer with the same spaces has exported.
+        """Append the steps of a segment that another buffer with the same spaces exported.
 
-        The result is the same as if the steps had been added. Compressed observations are copied, not decoded. Safe for
+        The result is the same as with ``add()``, but compressed observations are copied without decoding them. Safe for
         untrusted bytes: either the whole segment is appended, or an error is raised and nothing changes.
 
-        Ingest the segments of one sender in order. A segment that was ingested before is ignored. After a gap, or from
-        another sender, the steps begin new episodes: see :attr:`SegmentInfo.continues`.
+        Ingest the segments of one sender in order. A segment that was ingested before is ignored. After a missing
+        segment, or from another sender, the steps begin new episodes: see :attr:`SegmentInfo.continues`.
         """
         with self._opened(data) as (header, segment), self._lock.held:
             self._check_segments()
@@ -240,18 +242,20 @@ class SegmentBuffer(SaveableBuffer):
         """The header and the contents of a segment for this buffer."""
         with as_corrupt(_NAME):
             file = container.unpack(bytes(data), _NAME, _MOST_ZEROS)
-            plain_header, state = _header_and_state(file.meta)
-            header = SavedState(file, plain_header)
-            self._check_is_for_this_buffer(header)
-            yield SegmentHeader.read(header), SavedState(file, state)
+            header, state = file.meta.get("segment"), file.meta.get("state")
+            if not isinstance(header, dict) or not isinstance(state, dict):
+                raise FileFormatError("These bytes are a saved buffer, not a segment: use load().")
+            checked = SavedState(file, header)
+            self._check_header(checked)
+            yield SegmentHeader.read(checked), SavedState(file, state)
 
     def _append_segment(
         self, segment: SavedState, n_steps: int, n_columns: int, continues: bool, received: ReceivedSegment
     ) -> None:
-        """Append steps, and remember ``received``, which holds the references of the previous segment."""
+        """Append steps, and remember ``received``, which has the references of the previous segment at first."""
         self._check_room(n_steps, continues)
         has_next = isinstance(self, ReplayBuffer)
-        # A single column of a replay buffer has one observation more, which is the last next observation.
+        # If a replay buffer has a single column, the last next observation follows the observations.
         n_rows = [n_steps + 1] if has_next and n_columns == 1 else [n_steps] * n_columns
         rows, further, observations = {}, None, {}
         if n_steps:
@@ -291,32 +295,32 @@ class SegmentBuffer(SaveableBuffer):
             getattr(self, name)[slots] = row
 
     def _further_segment_state(self, slots: Indices, priorities: bool) -> State:
-        """What a class exports besides fields and observations."""
+        """What a derived class exports besides fields and observations."""
         return {}
 
     def _checked_further_state(self, segment: SavedState, n_steps: int) -> Any:
-        """Read and check what :meth:`_further_segment_state` has exported."""
+        """Read and check the result of :meth:`_further_segment_state`."""
         return None
 
     def _complete_steps(self, n_steps: int, rows: Mapping[str, npt.NDArray[Any]], further: Any) -> None:
-        """Advance the position past steps whose fields and observations are stored already, and store ``further``."""
+        """Store ``further``, and advance the position past steps whose fields and observations are stored already."""
         end = self.pos + n_steps
         self.full = self.full or end >= self.buffer_size
         self.pos = end % self.buffer_size if isinstance(self, ReplayBuffer) else end
 
     def _check_room(self, n_steps: int, continues: bool) -> None:
-        """Raise an error if ``n_steps`` more steps do not fit, or must continue the last ones and do not."""
+        """Raise an error if ``n_steps`` more steps do not fit, or do not continue the last ones where they must."""
 
     def _end_episodes(self) -> None:
-        """Mark the newest transitions as the ends of their episodes, because what follows does not continue them."""
+        """Mark the newest transitions as the ends of their episodes, because the next ones do not continue them."""
 
     # Whether a segment is for this buffer
 
     def _check_segments(self) -> None:
         if not self._has_segments:
             raise SegmentError(
-                f"{type(self).__name__} can neither export nor ingest segments. Buffers in host memory that sample "
-                "transitions can, such as CompressedReplayBuffer."
+                f"{type(self).__name__} can neither export nor ingest segments. Use a buffer in host memory that "
+                "samples transitions, such as CompressedReplayBuffer."
             )
         if self._folder is not None:
             self._folder.before_adding(self)
@@ -327,33 +331,28 @@ class SegmentBuffer(SaveableBuffer):
             self._spaces_digest = xxhash.xxh3_64_hexdigest(json.dumps(spaces, sort_keys=True).encode())
         return self._spaces_digest
 
-    def _check_is_for_this_buffer(self, header: SavedState) -> None:
+    def _check_header(self, header: SavedState) -> None:
+        """Raise an error if this library cannot read the segment, or it is for other buffers."""
+        version = header.value("version")
+        if type(version) is not int or version < 1:
+            raise CorruptDataError(f"{_NAME} is corrupt: its version is {version!r}.")
+        if version > SEGMENT_VERSION:
+            raise FileFormatError(
+                f"The segment has version {version}, written by sb3-extra-buffers {header.value('library')}, but this "
+                f"library reads versions up to {SEGMENT_VERSION}. Install the same version of sb3-extra-buffers "
+                "everywhere."
+            )
         if header.value("kind") != self._segment_kind():
             raise SegmentError(
-                f"The segment is of a {header.value('kind')} buffer, but {type(self).__name__} is a "
+                f"The segment is from a {header.value('kind')} buffer, but {type(self).__name__} is a "
                 f"{self._segment_kind()} buffer."
             )
         if header.value("spaces") != self._digest_of_spaces():
             raise SegmentError(
-                f"The segment is for other spaces: its observations are {header.value('space')}, those of this buffer "
-                f"{self.observation_space!r}. Or the actions or bounds differ."
+                f"The segment is for other spaces. Its observations are {header.value('space')}, those of this buffer "
+                f"{self.observation_space!r}. If these look the same, the action space or the bounds differ."
             )
         if header.value("n_envs") != self.n_envs:
             raise SegmentError(
-                f"The segment is of {header.value('n_envs')} environments, but this buffer has n_envs={self.n_envs}."
+                f"The segment is from {header.value('n_envs')} environments, but this buffer has n_envs={self.n_envs}."
             )
-
-
-def _header_and_state(meta: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    header, state = meta.get("segment"), meta.get("state")
-    if not isinstance(header, dict) or not isinstance(state, dict):
-        raise FileFormatError("These bytes are a saved buffer, not a segment of one: use load().")
-    version = header.get("version")
-    if type(version) is not int or version < 1:
-        raise CorruptDataError(f"{_NAME} is corrupt: its version is {version!r}.")
-    if version > SEGMENT_VERSION:
-        raise FileFormatError(
-            f"The segment is of version {version}, written by sb3-extra-buffers {header.get('library')}, and this "
-            f"version reads up to {SEGMENT_VERSION}. Install the same version of sb3-extra-buffers everywhere."
-        )
-    return header, state

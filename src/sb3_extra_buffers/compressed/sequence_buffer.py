@@ -1,6 +1,6 @@
-"""Replay buffers that sample sequences: for recurrent agents and world models.
+"""Replay buffers that sample sequences, for recurrent agents and world models.
 
-Observations are stored once, however many sequences they are part of.
+Each observation is stored once, even if it is part of many sequences.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ from sb3_extra_buffers.storage.usage import MemoryUsage
 class SequenceReplayBufferSamples(NamedTuple):
     """A batch of sequences. The first two axes are ``(batch, time)``, or ``(time, batch)`` with ``time_first``.
 
-    Where ``mask`` is false, the episode is over and everything is zero or false.
+    Where ``mask`` is false, there is padding: the episode is over, and all values are zero or false.
     """
 
     observations: th.Tensor | TensorDict
     actions: th.Tensor
     rewards: th.Tensor
     is_first: th.Tensor
-    """Whether a step is the first of its episode, or the first after a gap: reset the recurrent state before it."""
+    """Whether a step is the first of its episode or after a gap. Reset the recurrent state before it."""
     terminals: th.Tensor
-    """Whether the episode ended with this step because a terminal state was reached: the value after it is 0."""
+    """Whether the step reached a terminal state, after which the value is 0."""
     truncations: th.Tensor
-    """Whether the episode ended with this step for another reason, such as a time limit."""
+    """Whether the episode ended with the step for another reason, such as a time limit."""
     mask: th.Tensor
-    """Whether there is a step."""
+    """Whether there is a step, and no padding."""
     latents: TensorDict
     positions: Indices
-    """Of each step, for :meth:`CompressedSequenceReplayBuffer.update_latents`; -1 where there is none. An array."""
+    """An array for :meth:`CompressedSequenceReplayBuffer.update_latents`: the position of each step, -1 for padding."""
     next_observations: th.Tensor | TensorDict | None
-    """What each step led to, also at the ends of episodes, with ``include_next_observations=True``."""
+    """The observation after each step, terminal ones included. ``None`` without ``include_next_observations=True``."""
 
 
 class Steps(NamedTuple):
-    """Steps of a batch, one after the other, as tensors or dicts of tensors."""
+    """The steps of a batch, flat, as tensors or dicts of tensors."""
 
     observations: Any
     next_observations: Any
-    """An empty dict where they are not wanted."""
+    """An empty dict without ``include_next_observations``."""
     actions: th.Tensor
     rewards: th.Tensor
     latents: TensorDict
@@ -70,32 +70,32 @@ class Steps(NamedTuple):
 class CompressedSequenceReplayBuffer(StepLatents):
     """A replay buffer with compressed observations that samples sequences of ``burn_in + length + bootstrap_steps``.
 
-    ``add()`` is SB3's, with ``latents`` as a further argument. Sequences are drawn uniformly from all that are
-    complete. They never contain a gap: a step whose observation is not the next observation of the step before, as
-    after loading a buffer or resetting the environment in the middle of an episode.
+    ``add()`` is SB3's, with ``latents`` as a further argument. Sequences are drawn uniformly from all complete ones.
+    They never contain a gap. There is a gap before a step whose observation is not the next observation of the previous
+    step, for instance after loading a buffer or resetting the environment in the middle of an episode.
 
     Further arguments: see :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`.
 
-    :param length: How many steps of a sequence the agent learns from.
-    :param burn_in: How many steps come before them, to warm up a recurrent state.
-    :param bootstrap_steps: How many steps come after them, to bootstrap returns from.
+    :param length: The number of steps that the agent learns from.
+    :param burn_in: The number of steps before them, to warm up a recurrent state.
+    :param bootstrap_steps: The number of steps after them, to bootstrap returns from.
     :param overlap: How many steps two consecutive sequences of an episode share. By default, a sequence begins at every
         step, so they share all but one.
     :param at_episode_end: ``"pad"``: a sequence ends with its episode, and the rest of it is zero, with ``mask`` false.
-        At least one step after the burn-in is in the episode. ``"stop"``: all steps of a sequence are of the same
-        episode, so episodes that are shorter are never sampled. ``"cross"``: a sequence goes on with the next episode
-        of its environment.
-    :param latents: Names of further arrays of each step, such as a recurrent state, with the shape that they have for
-        one environment, or with shape and dtype: ``{"state": (2, 256)}`` or ``{"state": ((2, 256), "float16")}``. The
-        dtype is float32 by default.
-    :param include_next_observations: Whether batches have next observations as well, which takes more time and
-        memory. Without them, the next observation of a step is the observation of the step after it.
-    :param time_first: Whether tensors have the shape ``(time, batch, ...)``, as recurrent layers of PyTorch take it.
-    :param online_queue: Sample every part of the history once soon after it was added: batches first contain the
-        sequences that were not sampled yet, in the order in which they were added and without overlap, as in
-        DreamerV3. The rest of a batch is drawn.
-    :param detect_gaps: Whether to look for gaps. Pass ``False`` if you have no next observations, and pass any to
-        ``add()``.
+        At least one step after the burn-in is in the episode. ``"stop"``: all steps of a sequence are in one episode,
+        so shorter episodes are never sampled. ``"cross"``: a sequence continues into the next episode of its
+        environment.
+    :param latents: Further arrays of each step, such as a recurrent state: their names, and the shape for one
+        environment, or shape and dtype: ``{"state": (2, 256)}`` or ``{"state": ((2, 256), "float16")}``. The dtype is
+        float32 by default.
+    :param include_next_observations: Whether batches contain next observations, which takes more time and memory.
+        Without them, the next observation of a step is the observation of the following step.
+    :param time_first: Whether tensors have the shape ``(time, batch, ...)``, as PyTorch's recurrent layers expect.
+    :param online_queue: Sample every step once soon after it was added, as in DreamerV3: batches first contain the
+        sequences that were not sampled yet, in the order in which they were added and without overlap. The rest of a
+        batch is drawn.
+    :param detect_gaps: Whether to detect gaps. If you have no next observations, pass ``False``, and any value of the
+        right shape to ``add()``.
     """
 
     def __init__(
@@ -123,14 +123,14 @@ class CompressedSequenceReplayBuffer(StepLatents):
         if optimize_memory_usage:
             raise ConfigurationError(
                 "Sequences end with a next observation, which optimize_memory_usage does not keep. Leave it out: next "
-                "observations share the memory of observations anyway."
+                "observations share memory with observations anyway."
             )
         self._shape = SequenceShape.from_arguments(length, burn_in, bootstrap_steps, overlap, at_episode_end)
         slots = max(buffer_size // max(n_envs, 1), 1)
         if slots < max(self._shape.total, 2):
             raise ConfigurationError(
-                f"A buffer of {slots} steps for each of {n_envs} environments has no room for a sequence of "
-                f"{self._shape.total}. Choose a larger buffer_size, which all environments share, or a smaller length."
+                f"buffer_size={buffer_size} has room for {slots} steps of each of {n_envs} environments, which is too "
+                f"short for a sequence of {self._shape.total} steps. Choose a larger buffer_size or a smaller length."
             )
         self.length, self.burn_in, self.bootstrap_steps, self.overlap = length, burn_in, bootstrap_steps, overlap
         self.at_episode_end: EpisodeEnd = at_episode_end
@@ -158,7 +158,7 @@ class CompressedSequenceReplayBuffer(StepLatents):
             if isinstance(store, ObservationStore):
                 store.reads_runs = True
         self.episode_steps = zeros((self.buffer_size, self.n_envs), np.dtype(np.uint32))
-        """The number of each step in its episode, from 0. It also begins at 0 after a gap."""
+        """The number of each step in its episode, counted from 0, and again from 0 after a gap."""
 
     def add(
         self,
@@ -172,7 +172,7 @@ class CompressedSequenceReplayBuffer(StepLatents):
     ) -> None:
         """Store a step of all environments.
 
-        :param latents: Values of shape ``(n_envs, ...)`` for the latents of the step. Those that are missing are zero.
+        :param latents: Values of shape ``(n_envs, ...)`` by name. Missing latents are zero.
         """
         with self._lock.held:
             self._begin_step(latents or {})
@@ -199,7 +199,7 @@ class CompressedSequenceReplayBuffer(StepLatents):
         for store in self._stores.values():
             shared = store.is_shared(previous, slot)
             if not shared.all():
-                # Usually they differ. But a new codec stores an observation again.
+                # They usually differ. But after a change of the codec, an equal observation is stored again.
                 envs = np.flatnonzero(~shared)
                 where = [(1, np.full(len(envs), previous)), (0, np.full(len(envs), slot))]
                 before, now = (part.reshape(len(envs), -1) for part in store.read(where, envs, CPU))
@@ -208,7 +208,7 @@ class CompressedSequenceReplayBuffer(StepLatents):
         return follows
 
     def _use_changes(self, changes: Changes) -> None:
-        """Called when sequences can begin at other places than before. Doing it twice does no harm."""
+        """Called when the places at which sequences can begin have changed. Calling it twice does no harm."""
 
     def reset(self) -> None:
         with self._lock.held, uninterrupted():
@@ -242,7 +242,7 @@ class CompressedSequenceReplayBuffer(StepLatents):
             )
 
     def _sequences_at(self, slots: Indices, envs: Indices, env: VecNormalize | None) -> SequenceReplayBufferSamples:
-        """The sequences that begin at given places."""
+        """The sequences that begin at these slots."""
         offsets = np.arange(self._shape.total)[:, None]
         ages = (self.pos - 1 - slots) % self.buffer_size
         window = (slots + offsets) % self.buffer_size
@@ -284,9 +284,9 @@ class CompressedSequenceReplayBuffer(StepLatents):
         return {name: self.to_torch(flag, copy=False) for name, flag in flags.items()}
 
     def _steps_at(self, places: Indices, hidden: npt.NDArray[np.bool_] | None, env: VecNormalize | None) -> Steps:
-        """The steps at given places.
+        """The steps at these places.
 
-        :param hidden: Which of them are padding, where everything is zero.
+        :param hidden: Which of them are padding, whose values are zero.
         """
         observations = self._observations_at(places, hidden, env)
         rewards = self._normalize_reward(self.rewards.reshape(-1).take(places), env)
@@ -299,7 +299,7 @@ class CompressedSequenceReplayBuffer(StepLatents):
         return Steps(*(map_parts(lambda rows: self.to_torch(rows, copy=False), part) for part in parts))
 
     def _observations_at(self, places: Indices, hidden: npt.NDArray[np.bool_] | None, env: VecNormalize | None) -> Any:
-        """Observations and next observations at given places, as arrays or dicts of arrays."""
+        """Observations and next observations at these places, as arrays or dicts of arrays."""
         slots, envs = np.divmod(places, self.n_envs)
         wanted = [(0, slots), (1, slots)] if self.include_next_observations else [(0, slots)]
         parts = {key: store.read(wanted, envs, self.device) for key, store in self._stores.items()}
@@ -313,7 +313,7 @@ class CompressedSequenceReplayBuffer(StepLatents):
         return columns if self.include_next_observations else [*columns, {}]
 
     def _places_of(self, positions: Indices) -> tuple[Indices, npt.NDArray[np.bool_]]:
-        """Where the steps of ``positions`` are that are still stored, and which these are."""
+        """The places of those steps that are still stored, and which of ``positions`` these are."""
         steps, envs = np.divmod(positions, self.n_envs)
         n_added = self._index.n_added
         is_stored = (positions >= 0) & (steps >= n_added - self._index.n_stored) & (steps < n_added)

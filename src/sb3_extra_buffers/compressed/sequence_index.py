@@ -1,4 +1,4 @@
-"""Where sequences may begin, kept up to date with every step, so that drawing one takes the same time in any buffer."""
+"""The index of steps at which sequences may begin. Every step updates it, so that drawing takes constant time."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ EPISODE_ENDS = ("pad", "stop", "cross")
 
 @dataclass(frozen=True)
 class SequenceShape:
-    """What a sequence is: ``burn_in + length + bootstrap_steps`` consecutive steps of one environment.
+    """A sequence is ``burn_in + length + bootstrap_steps`` consecutive steps of one environment.
 
-    :param stride: How far apart two sequences begin, at least.
+    :param stride: The least distance between the beginnings of two sequences, in steps.
     """
 
     length: int
@@ -46,7 +46,7 @@ class SequenceShape:
         if not 0 <= overlap < total:
             raise ConfigurationError(
                 f"overlap must be from 0 to {total - 1} for sequences of {total} steps (burn_in + length + "
-                f"bootstrap_steps), not {overlap}. Leave it out to let a sequence begin at every step."
+                f"bootstrap_steps), not {overlap}. Leave it out to begin a sequence at every step."
             )
         if at_episode_end not in EPISODE_ENDS:
             raise ConfigurationError(f"at_episode_end must be 'pad', 'stop' or 'cross', not {at_episode_end!r}.")
@@ -54,27 +54,27 @@ class SequenceShape:
 
     @property
     def total(self) -> int:
-        """All steps of a sequence."""
+        """The number of steps in a sequence."""
         return self.burn_in + self.length + self.bootstrap_steps
 
 
 class Changes(NamedTuple):
-    """What a step has changed: places, ``slot * n_envs + env``, where sequences may no longer begin, and new ones."""
+    """The places, ``slot * n_envs + env``, where sequences may no longer begin after a step, and the new ones."""
 
     removed: Indices
     added: Indices
 
 
 class _Queues:
-    """For each environment, a queue of slots, oldest first, in a ring."""
+    """A queue of slots for each environment, oldest first, in a ring."""
 
     def __init__(self, n_slots: int, n_envs: int) -> None:
-        # One more than there are slots: a step that is stored again after Ctrl-C finds what it has removed.
+        # One more than there are slots, so that a step that is stored again after Ctrl-C finds what it has removed.
         self._slots = zeros((n_envs, n_slots + 1), np.dtype(np.uint32))
         self.removed: Indices = np.zeros(n_envs, dtype=np.int64)
-        """How many slots have ever left each queue."""
+        """How many slots have left each queue so far."""
         self.added: Indices = np.zeros(n_envs, dtype=np.int64)
-        """How many have ever entered it."""
+        """How many slots have entered each queue so far."""
 
     @property
     def counts(self) -> Indices:
@@ -85,12 +85,12 @@ class _Queues:
         return self._slots.nbytes
 
     def append(self, envs: Indices, slot: int) -> None:
-        """The same slot for each of these environments."""
+        """Append the same slot to the queues of some environments."""
         self._slots[envs, self.added[envs] % self._slots.shape[1]] = slot
         self.added[envs] += 1
 
     def remove(self, slot: int) -> Indices:
-        """Remove ``slot``, the oldest of the buffer, and return the environments that had it."""
+        """Remove ``slot``, the oldest of the buffer, from all queues, and return the environments that had it."""
         fronts = self._slots[np.arange(len(self._slots)), self.removed % self._slots.shape[1]]
         envs = np.flatnonzero((fronts == slot) & (self.added > self.removed))
         self.removed[envs] += 1
@@ -102,7 +102,7 @@ class _Queues:
         return slots
 
     def of_env(self, env: int) -> Indices:
-        n = int(self.added[env] - self.removed[env])
+        n = int(self.counts[env])
         return self.at(np.full(n, env), np.arange(n))
 
     def state(self) -> State:
@@ -129,25 +129,26 @@ class _Queues:
 
 
 class SequenceIndex:
-    """The *anchors* of a buffer, the steps at which a sequence may begin.
+    """The *anchors* of a buffer: the steps at which a sequence may begin.
 
-    Steps are numbered from 0 on, over all environments alike, and numbers are never used again.
+    Steps are numbered from 0, the same in all environments. Numbers are never used again.
 
-    :param online: Also keep a queue of sequences that do not overlap, each to be handed out once.
+    :param online: Also keep a queue of sequences without overlap, each to be sampled once.
     """
 
     def __init__(self, shape: SequenceShape, n_slots: int, n_envs: int, online: bool) -> None:
         self.shape, self.n_slots, self.n_envs = shape, n_slots, n_envs
         self.anchors = _Queues(n_slots, n_envs)
         self.online = _Queues(n_slots, n_envs) if online else None
+        self._queues = (self.anchors,) if self.online is None else (self.anchors, self.online)
         self.n_added = 0
-        """How many steps have ever been added."""
+        """How many steps have been added so far."""
         self._n_cleared = 0
-        """How many of them had been added when the buffer was last cleared."""
+        """The value of ``n_added`` when the buffer was last cleared."""
         self._unbroken: Indices = np.zeros(n_envs, dtype=np.int64)
-        """How many steps of each environment have followed one another without a gap."""
+        """For each environment, how many steps have followed one another without a gap."""
         self._is_open: npt.NDArray[np.bool_] = np.zeros(n_envs, dtype=np.bool_)
-        """Whether the newest step of an environment may not be the last of its episode."""
+        """For each environment, whether the episode of the newest step may continue."""
         self._before: tuple[Any, ...] | None = None
 
     @property
@@ -157,17 +158,16 @@ class SequenceIndex:
 
     @property
     def nbytes(self) -> int:
-        return self.anchors.nbytes + (0 if self.online is None else self.online.nbytes)
+        return sum(queue.nbytes for queue in self._queues)
 
     def begin_step(self) -> None:
-        """A new step: what :meth:`remember_or_undo` remembers of the one before is not needed any more."""
+        """Forget what :meth:`remember_or_undo` has remembered of the previous step."""
         self._before = None
 
     def remember_or_undo(self) -> None:
-        """Remember everything before a step is added, and go back to that before it is added again."""
+        """Remember the state before a step is added, and return to it before the same step is added again."""
         if self._before is None:
-            queues = (self.anchors,) if self.online is None else (self.anchors, self.online)
-            counts = [(queue, queue.removed.copy(), queue.added.copy()) for queue in queues]
+            counts = [(queue, queue.removed.copy(), queue.added.copy()) for queue in self._queues]
             self._before = counts, self.n_added, self._unbroken.copy(), self._is_open.copy()
             return
         counts, self.n_added, unbroken, is_open = self._before
@@ -178,11 +178,11 @@ class SequenceIndex:
     def add_step(
         self, slot: int, episode_steps: npt.NDArray[np.uint32], is_gap: npt.NDArray[Any], is_end: npt.NDArray[Any]
     ) -> Changes:
-        """Take the step that was stored in ``slot``.
+        """Add the step that was stored in ``slot``.
 
-        :param episode_steps: Of all slots and environments: the number of the step in its episode, from 0.
-        :param is_gap: For each environment: whether the step does not follow the one before it.
-        :param is_end: For each environment: whether the step is the last of its episode.
+        :param episode_steps: The number of each step in its episode, from 0, for all slots and environments.
+        :param is_gap: For each environment, whether the step does not follow the previous one.
+        :param is_end: For each environment, whether the step is the last of its episode.
         """
         shape, total = self.shape, self.shape.total
         removed = np.zeros(0, dtype=np.int64)
@@ -198,7 +198,7 @@ class SequenceIndex:
         self.n_added += 1
         np.add(np.where(is_gap, 0, self._unbroken), 1, out=self._unbroken)
         crosses = shape.at_episode_end == "cross"
-        n_steps = self._unbroken if crosses else now.astype(np.int64) + 1  # that follow one another
+        n_steps = self._unbroken if crosses else now.astype(np.int64) + 1  # without a gap
         whole = np.flatnonzero(n_steps >= total)
         if len(whole):
             first = (slot - total + 1) % self.n_slots
@@ -217,14 +217,14 @@ class SequenceIndex:
         return Changes(slot * self.n_envs + removed, np.concatenate(added) if added else removed[:0])
 
     def _close_episode(self, env: int, slot: int, episode_steps: npt.NDArray[np.uint32]) -> list[Indices]:
-        """Let sequences begin that will be padded, because ``slot`` has the last step of an episode.
+        """Add the anchors of sequences that need padding, because ``slot`` has the last step of an episode.
 
-        At least one step after their burn-in is in the episode. All of these steps are stored, because a buffer has
-        room for a whole sequence. Returns the places where they begin.
+        At least one step after the burn-in is in the episode. All these steps are still stored, because a buffer has
+        room for a whole sequence. Returns the places of the anchors.
         """
         shape, last = self.shape, int(episode_steps[slot, env])
         envs, added = np.array([env]), []
-        lowest = max(0, last - shape.total + 2)  # those before are whole
+        lowest = max(0, last - shape.total + 2)  # earlier ones need no padding
         for step in range(-(-lowest // shape.stride) * shape.stride, last - shape.burn_in + 1, shape.stride):
             begin = (slot - last + step) % self.n_slots
             self.anchors.append(envs, begin)
@@ -235,7 +235,7 @@ class SequenceIndex:
         return added
 
     def draw(self, n: int) -> tuple[Indices, Indices]:
-        """``n`` anchors, all equally likely, as slots and environments."""
+        """Draw ``n`` anchors uniformly. Returns their slots and environments."""
         counts = self.anchors.counts
         ends = np.cumsum(counts)
         ranks = draw(int(ends[-1]), n)
@@ -243,7 +243,7 @@ class SequenceIndex:
         return self.anchors.at(envs, ranks - (ends - counts)[envs]), envs
 
     def take_online(self, n: int, pos: int) -> tuple[Indices, Indices]:
-        """Up to ``n`` sequences of the online queue, oldest first, which leave it."""
+        """Take up to ``n`` sequences from the online queue, oldest first. Returns their slots and environments."""
         queue, taken = self.online, list[tuple[int, int]]()
         if queue is None:
             return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
@@ -260,9 +260,8 @@ class SequenceIndex:
     def clear(self) -> None:
         self._n_cleared = self.n_added
         self._unbroken[:], self._is_open[:] = 0, False
-        self.anchors.clear()
-        if self.online is not None:
-            self.online.clear()
+        for queue in self._queues:
+            queue.clear()
 
     def state(self) -> State:
         return {
@@ -292,8 +291,8 @@ class SequenceIndex:
             raise state.error("anchors", f"contradict the buffer: {error}") from error
 
     def check(self, pos: int) -> None:
-        """Raise :class:`~sb3_extra_buffers.errors.CorruptDataError` unless all anchors are steps in the buffer."""
-        for queue in (self.anchors,) if self.online is None else (self.anchors, self.online):
+        """Raise :class:`~sb3_extra_buffers.errors.CorruptDataError` unless all queued slots are in use."""
+        for queue in self._queues:
             for env in range(self.n_envs):
                 ages = (pos - 1 - queue.of_env(env)) % self.n_slots
                 if (np.diff(ages) >= 0).any() or ages.max(initial=0) >= max(self.n_stored, 1):

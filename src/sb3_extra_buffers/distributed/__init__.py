@@ -1,4 +1,4 @@
-"""Experience from several processes or machines: collectors, segments, and a learner that samples locally."""
+"""Distributed training: collectors in several processes or machines send segments to a learner's replay buffer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A replay buffer that consists of several, one for each collector, and is sampled as if it were one."""
+"""A replay buffer of several parts, one for each collector, sampled as one."""
 
 from __future__ import annotations
 
@@ -36,31 +36,31 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _ADDED_STEPS = 32
-"""After so many steps, those that were added are sent to their shard."""
+"""Steps passed to ``add`` that are collected before they are sent to their shard."""
 _OTHER_BATCHES = 4
-"""The learner has memory for more batches than are requested ahead: for those that are in use."""
+"""The number of batches that the learner has memory for, besides those requested ahead."""
 
 
 class ShardedReplayBuffer(ReplayBuffer):
-    """Several compressed replay buffers, which are sampled together.
+    """Several compressed replay buffers, the parts, which are sampled as one.
 
-    SB3's buffers store one step of all environments at a time. Collectors do not run in step, so each has a buffer of
-    its own, to which its segments are appended. With one part, this class returns the same batches as ``buffer_class``.
+    SB3's buffers store one step of all environments at a time, but collectors do not run in lockstep. So each collector
+    has a part, to which its segments are appended. With a single part, batches are the same as with ``buffer_class``.
 
     :param buffer_size: Transitions of all parts together.
-    :param n_envs: The environments of each part.
-    :param parts: How many buffers there are.
-    :param placement: ``"learner"``: all parts are in the memory of this process. ``"shards"``: they are in other
-        processes, on this machine or on others, for what does not fit into one machine.
+    :param n_envs: Environments of each part.
+    :param parts: Number of parts. By default 1, or one per shard.
+    :param placement: ``"learner"`` keeps all parts in the memory of this process. ``"shards"`` keeps them in other
+        processes, on this machine or others, for buffers that do not fit into one machine.
     :param buffer_class: The class of each part: ``CompressedReplayBuffer``, or one derived from it, such as
         ``CompressedNStepReplayBuffer`` and ``CompressedPrioritizedReplayBuffer``. By default ``CompressedReplayBuffer``
         or ``CompressedDictReplayBuffer``, depending on the observation space.
-    :param path: A folder for parts on disk: for one part with ``storage="mmap"``, or for all in shards. A shard that
-        died is restored from there, so that folder must be on its machine, or on all.
-    :param shards: How many processes share the parts, with ``placement="shards"``, like all arguments after it.
-    :param prefetch: How many batches are requested ahead. They do not have what was added since then.
-    :param on_loss: What happens when a shard dies. ``"report"``: a warning, and sampling goes on without what it held.
-        ``"raise"``: a ``WorkerError``.
+    :param path: Folder for parts on disk: of a single part with ``storage="mmap"``, or of all parts in shards. A dead
+        shard is restored from there, so the folder must be available wherever the shard may be restarted.
+    :param shards: Number of processes that share the parts. This argument and all below need ``placement="shards"``.
+    :param prefetch: Number of batches to request ahead. They do not contain what is added after the request.
+    :param on_loss: When a shard dies, ``"report"`` logs a warning and continues without its transitions, and
+        ``"raise"`` raises a ``WorkerError``.
     :param ray: Arguments of ``ray.init``, such as ``{"address": "auto"}``. Without an address, Ray is started on this
         machine.
     :param shard_options: Arguments of ``ray.remote`` for shards.
@@ -90,7 +90,7 @@ class ShardedReplayBuffer(ReplayBuffer):
         in_process: bool = False,
         **options: Any,
     ) -> None:
-        # Not SB3's constructor, which would allocate memory for all transitions.
+        # Does not call SB3's constructor, which would allocate memory for all transitions.
         is_remote = placement == "shards"
         if placement not in ("learner", "shards"):
             raise ConfigurationError(f"placement must be 'learner' or 'shards', not {placement!r}.")
@@ -102,10 +102,13 @@ class ShardedReplayBuffer(ReplayBuffer):
                 raise ConfigurationError(f"{name} must be at least 1, not {number}.")
         self.part_class = _part_class(buffer_class, observation_space)
         if is_remote and options.get("storage", "memory") != "memory":
-            raise ConfigurationError("With placement='shards', leave out storage: shards with a path are on disk.")
+            raise ConfigurationError("With placement='shards', leave out storage: pass a path to keep shards on disk.")
         if not is_remote and path is not None:
             if parts > 1:
-                raise ConfigurationError("storage='mmap' is for a single part: several would use the same folder.")
+                raise ConfigurationError(
+                    f"In this process, only a single part can be on disk, not {parts}. Use parts=1, or "
+                    "placement='shards'."
+                )
             options["path"] = path
         self._arguments = {
             "buffer_size": max(buffer_size // parts, n_envs),
@@ -159,11 +162,11 @@ class ShardedReplayBuffer(ReplayBuffer):
         weakref.finalize(self, self._shards.stop)
         self._template, self.parts = template, list(self._shards.parts)
         self._added: dict[int, CompressedReplayBuffer] = {}
-        """Small buffers with steps that were added and not yet sent."""
+        """Small buffers of steps that were added but not sent yet."""
         self._describe()
 
     def _use(self, parts: list[Any]) -> None:
-        """Parts in the memory of this process."""
+        """Set parts in the memory of this process."""
         self.parts, self._template = parts, parts[0]
         self._joined = Parts(parts, parts[0].device)
         self._describe()
@@ -174,7 +177,7 @@ class ShardedReplayBuffer(ReplayBuffer):
 
     @property
     def device(self) -> th.device:
-        """Where batches go. SB3 assigns a new one after it has loaded a buffer."""
+        """The device of batches. SB3 assigns it after it has loaded a buffer."""
         return self._outputs.device
 
     @device.setter
@@ -188,7 +191,8 @@ class ShardedReplayBuffer(ReplayBuffer):
     def __getstate__(self) -> dict[str, Any]:
         if self._shards is not None:
             raise ConfigurationError(
-                "A buffer in shards cannot be pickled or copied: it may not fit into this process. Use save(folder)."
+                "A buffer in shards cannot be pickled or copied, because it may not fit into this process. Use "
+                "save(folder)."
             )
         return {name: value for name, value in vars(self).items() if name not in ("_joined", "_template")}
 
@@ -200,17 +204,17 @@ class ShardedReplayBuffer(ReplayBuffer):
         return copy.deepcopy(self)
 
     def __repr__(self) -> str:
-        where = "here" if self._shards is None else "in shards"
+        where = "in this process" if self._shards is None else "in shards"
         return f"{type(self).__name__}({len(self.parts)} parts {where}: {self._template!r}, ...)"
 
     def size(self) -> int:
-        """The number of stored steps of all parts."""
+        """The number of steps stored in all parts."""
         self._send_added()
         return sum(part.size() for part in self.parts)
 
     @property
     def pos(self) -> int:  # type: ignore[override]  # the parts decide
-        """SB3 only asks whether it is 0. With several parts, the number of steps."""
+        """The position of a single part. With several, the number of steps: SB3 only asks whether it is 0."""
         self._send_added()
         return int(self.parts[0].pos) if len(self.parts) == 1 else self.size() % self.buffer_size
 
@@ -235,16 +239,16 @@ class ShardedReplayBuffer(ReplayBuffer):
             self._send_added()
 
     def _send_added(self) -> None:
-        """Send steps that were added to their shards."""
+        """Send added steps to their shards."""
         if self._shards is not None:
             for part, added in self._added.items():
                 if added._n_unsent():
                     self._shards.wait_for_room(part)
-                    with uninterrupted():  # what was exported must be sent
+                    with uninterrupted():  # so that every exported segment is sent
                         self.parts[part].ingest_segment(added.export_segment())
 
     def ingest_segment(self, data: bytes | npt.NDArray[np.uint8], part: int = 0) -> SegmentInfo:
-        """Append a segment to a part; see :meth:`CompressedReplayBuffer.ingest_segment`."""
+        """Append a segment to a part; see :meth:`.CompressedReplayBuffer.ingest_segment`."""
         info: SegmentInfo = self.parts[part].ingest_segment(data)
         return info
 
@@ -265,33 +269,33 @@ class ShardedReplayBuffer(ReplayBuffer):
             part.check()
 
     def close(self) -> None:
-        """End the shards. Those on disk write what they hold to their files first."""
+        """Stop the shards. Shards on disk flush first."""
         if self._shards is not None and not self._shards.is_closed:
             self._send_added()
             self._shards.close()
 
     @property
     def shard_statistics(self) -> dict[str, float]:
-        """What was lost with shards: transitions so far, and the fraction of all of the last time."""
+        """The number of transitions lost with dead shards, and the fraction lost with the last one."""
         if self._shards is None:
             return {}
         return {"transitions_lost": self._shards.n_lost, "fraction_lost": self._shards.lost_fraction}
 
     def save(self, path: str | Path) -> None:
-        """Save all parts to files in a folder, without pickle, and then a manifest that names them.
+        """Save all parts to files in a folder, without pickle.
 
-        If a process is killed meanwhile, the folder still holds the save before. Shards write the files of their parts,
-        so their machines must have the folder. From then on, a shard that dies is restored from there.
+        If a process is killed meanwhile, the folder still holds the last complete save. Shards write the files of their
+        parts, so the folder must be on all of their machines. From then on, dead shards are restored from there.
         """
         self._send_added()
         save_parts(self, Path(path).absolute())
 
     @classmethod
     def load(cls, path: str | Path, device: th.device | str = "auto", **options: Any) -> Self:
-        """Load what :meth:`save` wrote. Safe for untrusted files.
+        """Load a buffer that :meth:`save` wrote. Safe for untrusted files.
 
-        :param options: ``placement`` and the arguments that concern shards. They need not be those of the saved buffer.
-            All but ``path``: shards that are loaded are in memory.
+        :param options: ``placement`` and the arguments for shards except ``path``, because loaded shards are in memory.
+            They may differ from those of the saved buffer.
         """
         loaded: Self = load_parts(cls, Path(path).absolute(), device, options)
         return loaded
@@ -303,7 +307,7 @@ class ShardedReplayBuffer(ReplayBuffer):
         return MemoryUsage.of_parts([part.memory_usage() for part in self.parts])
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
-        """A batch over all parts, each transition with the same probability, or in proportion to its priority."""
+        """A batch over all parts, drawn uniformly or by priority."""
         if self._shards is not None:
             self._send_added()
             return self._shards.sample(batch_size, env)
@@ -328,11 +332,11 @@ class ShardedReplayBuffer(ReplayBuffer):
 
     @property
     def _stride(self) -> int:
-        """The indices of a part, for priorities, begin at a multiple of this."""
+        """The distance between the indices of two parts in a batch: the transitions of a part."""
         return int(self.parts[0].buffer_size * self.n_envs)
 
     def update_priorities(self, indices: Indices, td_errors: th.Tensor | npt.ArrayLike) -> None:
-        """Set the priorities of transitions of a batch from their TD errors."""
+        """Set the priorities of a batch's transitions from their TD errors."""
         first = self.parts[0]
         if len(self.parts) == 1 and self._shards is None:
             first.update_priorities(indices, td_errors)
@@ -350,12 +354,8 @@ class ShardedReplayBuffer(ReplayBuffer):
             )
         priorities = errors + first.epsilon
         with first._lock.held:
-            trees = self._joined.trees
-            # An empty place keeps priority 0, so that it is never sampled.
-            trees.set(numbers, own, np.where(trees.get(numbers, own) > 0, priorities**first.alpha, 0.0))
             largest = max(float(priorities.max(initial=0.0)), *(part.max_priority for part in self.parts))
-            for part in self.parts:
-                part.max_priority = largest
+            self._joined.set_priorities(numbers, own, priorities, largest)
 
     @property
     def beta(self) -> float:
@@ -364,7 +364,7 @@ class ShardedReplayBuffer(ReplayBuffer):
 
     @property
     def progress_remaining(self) -> float:
-        """The argument of a schedule for beta. The algorithm has to update it."""
+        """The argument of a schedule for ``beta``. The algorithm has to update it."""
         return float(self._template.progress_remaining)
 
     @progress_remaining.setter
@@ -382,7 +382,7 @@ def _part_class(
     without = (CompressedHerReplayBuffer, CompressedSequenceReplayBuffer)
     if CompressedReplayBuffer not in buffer_class.__mro__ or any(cls in buffer_class.__mro__ for cls in without):
         raise ConfigurationError(
-            "buffer_class must be derived from CompressedReplayBuffer, and be neither for hindsight experience "
-            f"replay nor for sequences, not {buffer_class.__name__}."
+            "buffer_class must be CompressedReplayBuffer or derived from it, but not a class for hindsight experience "
+            f"replay or sequences. It is {buffer_class.__name__}."
         )
     return buffer_class

@@ -1,10 +1,10 @@
-"""A direct connection of the learner and a shard on its machine, because a call of Ray takes as long as a batch.
+"""A Unix socket between the learner and a shard on its machine, because a call of Ray takes as much time as a batch.
 
-It is a Unix socket. The learner listens in a folder that only its user can open, and tells the shard the address and
-two random keys through Ray. The shard connects and sends the first key. The learner answers with the second one, so
-each knows the other. On another machine there is no such folder, so the shard cannot connect.
+The learner listens in a folder that only its user can open, and sends the shard the address and two random keys through
+Ray. The shard connects and sends the first key, and the learner answers with the second one, which authenticates both.
+A shard on another machine does not have that folder, so it cannot connect.
 
-A message is its length and its bytes. A shard answers messages one after the other.
+A message is its length, followed by its bytes. A shard answers messages in order.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _LENGTH = struct.Struct("<Q")
 _KEY_BYTES = 32
 _READ_BYTES = 1 << 18
 _CONNECT_SECONDS = 2.0
-"""A shard connects at once, unless others have filled the queue of the learner's socket."""
+"""Timeout of a shard. Connecting only takes long if the queue of the learner's socket is full."""
 
 
 class Address(NamedTuple):
-    """What a shard needs to connect."""
+    """Everything that a shard needs to connect."""
 
     path: str
     shard_key: bytes
@@ -45,7 +45,7 @@ class Address(NamedTuple):
 
 
 class Listener:
-    """Where one shard can connect to this process."""
+    """A socket in the learner's process to which one shard can connect."""
 
     def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="sb3-extra-buffers-")
@@ -60,7 +60,7 @@ class Listener:
             self.close()
 
     def accept(self) -> Channel | None:
-        """The connection of a shard that says it has connected. Others, which do not have the key, are closed."""
+        """The connection of the shard; ``None`` if it has not connected. Connections without its key are closed."""
         try:
             while True:
                 connected, _ = self._socket.accept()
@@ -70,7 +70,7 @@ class Listener:
                         connected.send(self.address.learner_key)
                         return Channel(connected)
                 connected.close()
-        except OSError:  # nobody else has connected
+        except OSError:  # no further connection is waiting
             return None
         finally:
             self.close()
@@ -81,7 +81,7 @@ class Listener:
 
 
 def connect(address: Address) -> socket.socket | None:
-    """Connect to a learner on this machine; ``None`` if it is on another one."""
+    """Connect to a learner on this machine; ``None`` if it is on another machine."""
     connected = socket.socket(socket.AF_UNIX)
     try:
         connected.settimeout(_CONNECT_SECONDS)
@@ -95,7 +95,7 @@ def connect(address: Address) -> socket.socket | None:
 
 
 def serve(connected: socket.socket, address: Address, answer: Callable[[bytes], bytes]) -> None:
-    """Answer messages of the learner until it closes the connection."""
+    """Answer the learner's messages until it closes the connection."""
     with suppress(ConnectionError), connected, connected.makefile("rb") as stream:
         if not hmac.compare_digest(stream.read(_KEY_BYTES), address.learner_key):
             return
@@ -109,7 +109,7 @@ def serve(connected: socket.socket, address: Address, answer: Callable[[bytes], 
 
 
 class Pending:
-    """A message, and its reply once that has arrived."""
+    """The reply to a message, once it has arrived."""
 
     __slots__ = ("reply",)
 
@@ -118,10 +118,10 @@ class Pending:
 
 
 class Channel:
-    """The learner's end.
+    """The learner's end of a connection.
 
-    Sending never waits until the shard reads, because the shard may wait until the learner reads. What the shard has no
-    room for is sent later, together with other messages, or while the learner waits for a reply.
+    ``send`` never blocks. Otherwise there would be a deadlock when the shard also waits for the learner to read. Bytes
+    that the socket does not accept are sent with the next message, or while the learner waits for a reply.
     """
 
     def __init__(self, connected: socket.socket) -> None:
@@ -129,7 +129,7 @@ class Channel:
         self._poll = select.poll()
         self._poll.register(connected, select.POLLIN)
         self._waiting: deque[Pending] = deque()
-        """Messages without a reply, in the order in which shards answer."""
+        """Messages without a reply, oldest first."""
         self._unsent, self._received = bytearray(), bytearray()
         self._is_open = True
 
@@ -138,7 +138,7 @@ class Channel:
         pending = Pending()
         if not self._is_open:
             return pending
-        with uninterrupted():  # half a message must not be lost
+        with uninterrupted():  # so that messages are sent as a whole
             self._waiting.append(pending)
             self._unsent += _LENGTH.pack(len(message))
             self._unsent += message
@@ -146,10 +146,10 @@ class Channel:
         return pending
 
     def wait(self, pending: Pending, timeout: float) -> bytes:
-        """The reply to a message.
+        """Wait for the reply to a message.
 
-        :raises ShardDied: if the shard has closed the connection before it could answer.
-        :raises TimeoutError: if it has not answered in time.
+        :raises ShardDied: if the shard closed the connection before it answered.
+        :raises TimeoutError: if it has not answered after ``timeout`` seconds.
         """
         self._check_process()
         end = time.monotonic() + timeout
@@ -164,20 +164,20 @@ class Channel:
         return pending.reply
 
     def _write(self) -> None:
-        """Send what the shard has room for."""
+        """Send as many bytes as the socket accepts."""
         if not self._unsent:
             return
         try:
             del self._unsent[: self._socket.send(self._unsent)]
         except BlockingIOError:
             pass
-        except OSError:  # it died, but may have sent replies before
+        except OSError:  # the shard died, but replies that it sent before may still arrive
             self._unsent.clear()
-        # Also wait until there is room, if that was not all.
+        # Bytes are left: let wait() also return when the socket accepts more.
         self._poll.modify(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
 
     def _read(self) -> None:
-        """Take replies that have arrived."""
+        """Receive replies that have arrived."""
         try:
             data = self._socket.recv(_READ_BYTES)
         except BlockingIOError:
@@ -199,7 +199,7 @@ class Channel:
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
-            raise WorkerError("Shards answer only the process that has made the buffer, not one forked from it.")
+            raise WorkerError("Only the process that created the buffer can use its shards, not a forked process.")
 
     def close(self) -> None:
         self._is_open = False

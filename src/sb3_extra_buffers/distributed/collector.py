@@ -1,4 +1,4 @@
-"""A collector: environments, a copy of the policy, and a small compressed buffer whose steps it sends as segments."""
+"""A collector: environments, a copy of the policy, and a small buffer whose steps it sends as segments."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ _EPISODE_KEYS = ("r", "l", "t")
 
 
 class CollectorPlan(NamedTuple):
-    """All that is needed to create a collector, in any process."""
+    """The arguments for creating a collector in any process."""
 
     algorithm: type[BaseAlgorithm]
     arguments: dict[str, Any]
-    """Of the algorithm, without its environment. Its buffer is a small one that can export segments."""
+    """The algorithm's arguments, except ``env``. They specify a small buffer that can export segments."""
     different: list[dict[str, Any]]
-    """For each collector, arguments that only it has."""
+    """For each collector, the arguments that differ."""
     make_env: MakeEnv
     n_envs: int
     n_steps: int
-    """Of a segment, or of a rollout."""
+    """The steps of a segment or rollout."""
 
 
 class Request(NamedTuple):
-    """What the learner asks for: one segment."""
+    """A request for one segment."""
 
     num_timesteps: int
-    """Of all collectors so far: decides on random actions at the beginning, and on exploration."""
+    """Steps of all collectors so far, for ``learning_starts`` and the exploration schedule."""
     total_timesteps: int
     version: int
-    """Of the newest weights."""
+    """The version of the newest weights."""
 
 
 class Collector:
-    """Collects one segment at a time with SB3's own code."""
+    """Collects one segment at a time, with SB3's ``collect_rollouts``."""
 
     def __init__(self, plan: CollectorPlan, index: int, seed: int | None) -> None:
         self.plan, self.index = plan, index
@@ -70,7 +70,7 @@ class Collector:
             "tensorboard_log": None,
         }
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # those that concern training, which does not happen here
+            warnings.simplefilter("ignore")  # they concern training, which a collector does not do
             self.model = plan.algorithm(env=env, **arguments)
         self.version = -1
         self._steps = _Steps()
@@ -78,9 +78,9 @@ class Collector:
         self._callback.on_training_start({}, {})
 
     def collect(self, request: Request, weights: Weights | None) -> npt.NDArray[np.uint8]:
-        """Run the environments for the steps of one segment.
+        """Run the environments for one segment, and return it.
 
-        :param weights: The newest, or ``None`` if this collector has them already.
+        :param weights: The newest weights, or ``None`` if this collector has them already.
         """
         model: Any = self.model
         plan = self.plan
@@ -113,15 +113,15 @@ class Collector:
         return np.frombuffer(segment, dtype=np.uint8)
 
     def _set_priorities(self, buffer: CompressedPrioritizedReplayBuffer) -> None:
-        """Compute the TD errors of the newest steps with the weights of this collector.
+        """Set the priorities of the newest steps from TD errors, computed with this collector's weights.
 
-        At the end of the segment, n-step returns are shorter, because their last steps are still to come.
+        At the end of the segment, n-step returns have fewer steps, because the next ones are not collected yet.
         """
         slots = (buffer.pos + np.arange(-self.plan.n_steps, 0)) % buffer.buffer_size
         indices = (slots[:, None] * buffer.n_envs + np.arange(buffer.n_envs)).reshape(-1)
         samples = buffer._samples_at(*np.divmod(indices, buffer.n_envs), None)
         batch = PrioritizedReplayBufferSamples._make([*samples, None, indices])
-        buffer.update_priorities(indices, self.model.td_errors(batch))  # type: ignore[attr-defined]  # asked before
+        buffer.update_priorities(indices, self.model.td_errors(batch))  # type: ignore[attr-defined]  # checked before
 
     def close(self) -> None:
         if self.model.env is not None:
@@ -129,7 +129,7 @@ class Collector:
 
 
 class _Steps(BaseCallback):
-    """Remembers which episodes have ended, for the learner's statistics."""
+    """Records the ends of episodes, for the learner's statistics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class _Steps(BaseCallback):
             if done:
                 episode = {key: float(info["episode"][key]) for key in _EPISODE_KEYS} if "episode" in info else None
                 success = float(info["is_success"]) if "is_success" in info else None
-                # On-policy algorithms add the value of what would have followed to the last reward.
+                # On-policy algorithms add a bootstrapped value to the last reward in the buffer, but not to this one.
                 reward = float(self.locals["rewards"][env])
                 self.episodes.append([self.n_steps, env, reward, episode, success])
         self.n_steps += 1
@@ -153,18 +153,18 @@ def _make_vec_env(plan: CollectorPlan) -> VecEnv:
     if isinstance(made, VecEnv):
         if made.num_envs != plan.n_envs:
             raise ConfigurationError(
-                f"make_env has returned a VecEnv of {made.num_envs} environments, but collectors have "
-                f"envs={plan.n_envs}."
+                f"make_env returned a VecEnv of {made.num_envs} environments, but collectors have envs={plan.n_envs}. "
+                "Make both equal."
             )
         return made
     envs: list[Any] = [made, *(plan.make_env() for _ in range(plan.n_envs - 1))]
-    # The statistics of episodes come from Monitor, as SB3 adds it to environments of its own.
+    # SB3 also adds Monitor, which provides the statistics of episodes.
     monitored = [env if is_wrapped(env, Monitor) else Monitor(env) for env in envs]
     return DummyVecEnv([partial(monitored.pop, 0)] * plan.n_envs)
 
 
 _ACTING = ("q_net", "quantile_net", "actor")
-"""The networks that choose actions, in the algorithms that this is for."""
+"""Names of the networks that choose actions: in DQN, QR-DQN, and algorithms with an actor."""
 
 
 def weights_of(model: BaseAlgorithm) -> Weights:
@@ -179,6 +179,6 @@ def load_weights(model: BaseAlgorithm, weights: Weights) -> None:
     with th.no_grad():
         for name, value in weights.items():
             own[name].copy_(th.from_numpy(np.array(value)))
-            # Only for first priorities: it saves sending the target network, too.
+            # Initial priorities also use the target network. This saves sending it.
             if (target := own.get(name.replace("q_net.", "q_net_target.", 1))) is not None:
                 target.copy_(own[name])

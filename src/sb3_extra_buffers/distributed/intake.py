@@ -1,9 +1,9 @@
-"""What arrives at the learner: segments go into the buffer, and their steps are counted one by one.
+"""The learner's intake: request segments from collectors, append them to the buffer, and count their steps.
 
-Requests are credits. A collector works only while it has one, and the learner grants a new one when steps that have
-arrived were consumed. So the ratio of training to collecting is the one that was asked for, and neither the learner
-nor the network holds more than a bounded number of segments. If the learner is the slower side, it asks for fewer
-segments at a time, so that collectors wait before they collect, not afterwards: steps that lie around get old.
+Flow control is by credits. A collector only works on a request, and the learner sends a new request when it has
+consumed the steps of an earlier segment. So the ratio of training to collecting is as requested, and the number of
+segments that wait is bounded. If the learner is slower than the collectors, it requests fewer segments at a time. Then
+collectors wait before they collect, instead of filling a queue with steps of outdated weights.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from sb3_extra_buffers.errors import CorruptDataError, WorkerError
 
 logger = logging.getLogger("sb3_extra_buffers")
 
-_SAY_AFTER = 5.0
-"""Seconds. A wait that takes longer says what it waits for."""
-_MOST_FAILURES = 5
-"""A collector that dies so often without one segment in between will not recover."""
+_LOG_WAIT_SECONDS = 5.0
+"""Interval of warnings while the learner waits for segments."""
+_MAX_FAILURES = 5
+"""After this many deaths of a collector without a segment in between, the learner gives up."""
 _FIRST_LIMIT, _LEAST_LIMIT = 8.0, 2.0
+"""The limit of segments that are requested or waiting, at the start and at least."""
 
 
 class Step(NamedTuple):
@@ -40,31 +41,31 @@ class Step(NamedTuple):
 
 
 def joined(steps: Sequence[Step]) -> Step:
-    """The same step of several collectors as one step of all their environments."""
+    """Concatenate a step of several collectors into a step of all their environments."""
     rewards, dones, infos = zip(*steps, strict=True)
     return Step(np.concatenate(rewards), np.concatenate(dones), list(itertools.chain(*infos)))
 
 
 class Statistics:
-    """What has happened so far."""
+    """Counters of collectors and their segments."""
 
     def __init__(self, n_collectors: int) -> None:
         self.began = time.monotonic()
         """When the first segment arrived."""
         self.transitions = np.zeros(n_collectors, dtype=np.int64)
-        """Of each collector."""
+        """Transitions received from each collector."""
         self.n_bytes = 0
         self.n_segments = 0
         self.n_deaths = 0
         self.n_lost = 0
-        """Segments that collectors were working on when they died, or that arrived damaged."""
+        """Segments that were lost because their collector died or they arrived damaged."""
         self.staleness = 0.0
-        """How many versions of the weights the last segment was behind."""
+        """How many versions older than the newest the weights of the last segment were."""
         self.seconds_waited = 0.0
         self.seconds_publishing = 0.0
 
     def scalars(self) -> dict[str, float]:
-        """For loggers."""
+        """Rates and counts for loggers."""
         seconds = max(time.monotonic() - self.began, 1e-9)
         total = int(self.transitions.sum())
         return {
@@ -81,11 +82,11 @@ class Statistics:
 
 
 class Intake:
-    """Asks collectors for segments and appends them to the buffer.
+    """Requests segments from collectors and appends them to the buffer.
 
-    :param buffer: Has a part for each collector.
-    :param ahead: The most requests that each collector has at a time.
-    :param starts: How often each collector was started before. It is updated.
+    :param buffer: A buffer with one part for each collector.
+    :param ahead: Maximum number of open requests per collector.
+    :param starts: How many times each collector was started before. This list is updated.
     """
 
     def __init__(
@@ -98,49 +99,50 @@ class Intake:
         self.version = 0
         self._weights: Any = None
         self._sent_versions = [-1] * n
-        """The weights that each collector was last sent."""
+        """The version of the weights that each collector has."""
         self._credits = deque([*range(n)] * ahead)
-        """Collectors that may be asked for a segment."""
+        """Collectors that may be sent a request."""
         self._requested = [0] * n
-        """How many requests each collector has not answered."""
+        """Open requests of each collector."""
         self._limit = min(n * ahead, _FIRST_LIMIT)
-        """How many segments may be requested or not consumed yet, of all collectors."""
+        """Maximum number of segments of all collectors that are requested or not consumed yet."""
         self._starts = [0] * n if starts is None else starts
         self._failures = [0] * n
         self._n_consumed = 0
         self._poll_every = max(1, n // 8)
         self._segments: deque[tuple[int, deque[Step]]] = deque()
-        """Collectors and the steps of theirs that were not consumed yet. After the last one, there is a new credit."""
+        """Received segments: the collector, and its unconsumed steps. After the last one, it gets a new credit."""
 
     @property
     def n_waiting(self) -> int:
-        """Steps that have arrived and were not consumed yet."""
+        """Steps that were received but not consumed yet."""
         return sum(len(steps) for _, steps in self._segments)
 
     def start(self, plan: CollectorPlan) -> None:
-        """Start all collectors. They work after :meth:`publish`, when there is a request."""
+        """Start all collectors. Call :meth:`publish` next."""
         self._n_envs = plan.n_envs
         self.transport.start(plan, [self._next_seed(index) for index in range(len(self._starts))])
 
     def publish(self, weights: Weights) -> None:
-        """New weights, which collectors get with their next request."""
+        """Send new weights to each collector with its next request."""
         began = time.monotonic()
         self._weights = self.transport.publish(weights)
         self.version += 1
         self.statistics.seconds_publishing += time.monotonic() - began
 
     def next_step(self, num_timesteps: int, total_timesteps: int) -> Step:
-        """The next step of any collector. Waits until one has arrived."""
+        """Wait for a step of any collector, and consume it."""
         self._n_consumed += 1
         if not self._has_steps():
             self._limit = min(1.5 * self._limit, self._ahead * len(self._starts))
             self._wait(num_timesteps, total_timesteps, self._has_steps)
-        # To ask Ray about 2,000 requests takes half a millisecond, which is too long for every step.
+        # Not in every step: polling 2,000 requests in Ray takes half a millisecond.
         elif self._n_consumed % self._poll_every == 0:
             self._wait(num_timesteps, total_timesteps, self._has_steps)
         while not self._segments[0][1]:
             self._credits.append(self._segments.popleft()[0])
-            # Up fast, down slowly. benchmarks.studies.many_collectors shows what this does to waits and to old weights.
+            # The limit rises fast and falls slowly. benchmarks.studies.many_collectors shows the effect on waiting
+            # times and on the age of weights.
             if len(self._segments) > 1 + self._limit / 2:
                 self._limit = max(self._limit - 0.2, _LEAST_LIMIT)
         return self._segments[0][1].popleft()
@@ -149,9 +151,9 @@ class Intake:
         return any(steps for _, steps in self._segments)
 
     def next_rollout(self, num_timesteps: int, total_timesteps: int) -> list[deque[Step]]:
-        """The steps of one segment of each collector. Waits until all have arrived.
+        """Wait for one segment of each collector, and consume their steps.
 
-        If a collector dies, its successor collects its part again, with the same weights.
+        If a collector dies, its replacement collects its part again, with the same weights.
         """
         self._limit = len(self._starts)
         self._wait(num_timesteps, total_timesteps, lambda: len(self._segments) == len(self._starts))
@@ -163,18 +165,18 @@ class Intake:
     def _wait(self, num_timesteps: int, total_timesteps: int, is_done: Callable[[], bool]) -> None:
         request = Request(num_timesteps, total_timesteps, self.version)
         self._spend_credits(request)
-        began = said = time.monotonic()
+        began = logged = time.monotonic()
         while True:
             for reply in self.transport.replies(0.0 if is_done() else 1.0):
-                self._take(reply)
+                self._ingest(reply)
             self._spend_credits(request)
             if is_done():
                 break
             now = time.monotonic()
-            if now - said > _SAY_AFTER:
+            if now - logged > _LOG_WAIT_SECONDS:
                 missing = sorted(set(range(len(self._starts))).difference(collector for collector, _ in self._segments))
-                logger.warning("Waiting for segments of collectors %s since %.0f s", missing, now - began)
-                said = now
+                logger.warning("Waiting for segments of collectors %s for %.0f s", missing, now - began)
+                logged = now
         self.statistics.seconds_waited += time.monotonic() - began
 
     def _spend_credits(self, request: Request) -> None:
@@ -188,7 +190,7 @@ class Intake:
             self._sent_versions[collector] = self.version
             self._requested[collector] += 1
 
-    def _take(self, reply: Reply) -> None:
+    def _ingest(self, reply: Reply) -> None:
         collector, statistics = reply.collector, self.statistics
         self._requested[collector] -= 1
         part = self.buffer.parts[collector]
@@ -203,7 +205,7 @@ class Intake:
             return
         self._failures[collector] = 0
         if statistics.n_segments == 0:
-            statistics.began = time.monotonic()  # starting processes does not count
+            statistics.began = time.monotonic()  # do not count the start of processes
         statistics.transitions[collector] += info.n_transitions
         statistics.n_bytes += len(reply.segment)
         statistics.n_segments += 1
@@ -219,28 +221,28 @@ class Intake:
         self._segments.append((collector, deque(map(Step, rewards, dones, infos))))
 
     def _replace(self, collector: int, reason: str) -> None:
-        """Start a collector again. Its new steps begin new episodes in the buffer."""
+        """Restart a collector. Its new steps begin new episodes in the buffer."""
         self.statistics.n_deaths += 1
         self.statistics.n_lost += 1
         self._failures[collector] += 1
-        if self._failures[collector] >= _MOST_FAILURES:
+        if self._failures[collector] >= _MAX_FAILURES:
             raise WorkerError(
-                f"Collector {collector} died {_MOST_FAILURES} times without one segment in between. The last time: "
+                f"Collector {collector} died {_MAX_FAILURES} times without a segment in between. The last reason: "
                 f"{reason}"
             )
-        logger.warning("Collector %d died and is started again: %s", collector, reason)
+        logger.warning("Collector %d died and is restarted: %s", collector, reason)
         self.transport.restart(collector, self._next_seed(collector))
         self._sent_versions[collector] = -1
         self._requested[collector] = 0
         n_waiting = sum(waiting == collector for waiting, _ in self._segments)
         credits = [waiting for waiting in self._credits if waiting != collector]
-        # It is the first to be asked, so that a rollout is soon complete.
+        # Send it the next requests, so that a rollout is complete soon.
         self._credits = deque([*[collector] * (self._ahead - n_waiting), *credits])
 
     def _next_seed(self, collector: int) -> int | None:
-        """The environments of all collectors have the seeds that SB3 gives to those of one VecEnv.
+        """A seed with which all environments have the same seeds as in one large ``VecEnv`` of SB3.
 
-        A collector that is started again has other ones, so that it does not repeat what was collected before.
+        A restarted collector gets another seed, so that it does not repeat earlier steps.
         """
         n_starts = self._starts[collector]
         self._starts[collector] += 1

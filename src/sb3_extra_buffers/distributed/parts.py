@@ -1,4 +1,4 @@
-"""Replay buffers of one process that are sampled as if they were one."""
+"""Several replay buffers in one process, sampled as one."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from sb3_extra_buffers.storage.outputs import ALIGNMENT, Lease, OutputPool
 
 
 class Places(NamedTuple):
-    """Transitions of a batch, in the order of their parts."""
+    """The places of a batch's transitions, sorted by part."""
 
     numbers: Indices
-    """Of parts."""
+    """The part of each transition."""
     slots: Indices
     envs: Indices
 
 
 class Fields(NamedTuple):
-    """What a batch has beside observations."""
+    """All fields of a batch but its observations."""
 
     actions: npt.NDArray[Any]
     dones: npt.NDArray[np.float32]
     rewards: npt.NDArray[np.float32]
-    """(n, 1), or those of all steps of n-step returns."""
+    """``(n, 1)``; for n-step returns ``(n, n_steps)``."""
     n_added: Indices | None
-    """How many of these steps each return has."""
+    """For n-step returns, how many of the rewards each return adds up."""
 
 
 def draw_uniformly(parts: Sequence[Any], batch_size: int) -> Places:
-    """Every transition with the same probability. Parts need only ``pos``, ``full`` and their sizes."""
+    """Draw transitions of all parts with equal probability. Parts need only ``pos``, ``full`` and their sizes."""
     first = parts[0]
     n_envs, n_slots = first.n_envs, first.buffer_size
     shares = first.optimize_memory_usage
     if len(parts) == 1:
-        return _as_sb3_draws(first, batch_size)
+        return _draw_as_sb3(first, batch_size)
     sizes = [n_slots - shares if part.full else part.pos for part in parts]
     if not any(sizes):
         raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
@@ -58,12 +58,12 @@ def draw_uniformly(parts: Sequence[Any], batch_size: int) -> Places:
     if shares:
         firsts[:] = [part.pos + 1 if part.full else 0 for part in parts]
     drawn = np.random.random_sample(batch_size)
-    drawn.sort()  # the order of transitions in a batch does not matter, and reading is faster
+    drawn.sort()  # reading in order is faster, and the order within a batch does not matter
     return Places(*places_of(drawn, np.array(sizes, dtype=np.int64) * n_envs, firsts, n_slots, n_envs))
 
 
-def _as_sb3_draws(part: Any, batch_size: int) -> Places:
-    """With a single part, the same transitions as SB3's buffer with the same seed."""
+def _draw_as_sb3(part: Any, batch_size: int) -> Places:
+    """Draw the same transitions from a single part as SB3's buffer does with the same seed."""
     if not part.full and part.pos == 0:
         raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
     slots, envs = draw_slots(part, batch_size), draw(part.n_envs, batch_size)
@@ -71,7 +71,7 @@ def _as_sb3_draws(part: Any, batch_size: int) -> Places:
 
 
 class Parts:
-    """Buffers of the same class, spaces and size. They share a lock, memory for batches, and memory for priorities."""
+    """Buffers of the same class, spaces and size. They share a lock, batch memory, and an array of priorities."""
 
     def __init__(self, buffers: Sequence[Any], device: th.device, outputs: OutputPool | None = None) -> None:
         first = self.first = buffers[0]
@@ -83,18 +83,18 @@ class Parts:
             for store in buffer._stores.values():
                 store.outputs, store.lock = self.outputs, first._lock
         self.is_prioritized = isinstance(first, CompressedPrioritizedReplayBuffer)
-        # With single steps, a prioritized buffer is none of n-step returns.
+        # A prioritized buffer with n_steps=1 has no n-step returns, although its class is derived from that one.
         is_n_step = isinstance(first, CompressedNStepReplayBuffer) and (first.n_steps > 1 or not self.is_prioritized)
         self._n_steps = first.n_steps if is_n_step else None
         self.stores = {key: JoinedStores([buffer._stores[key] for buffer in buffers]) for key in first._stores}
         self._n = -1
-        """The size of the last batch, which ``_layout`` and ``_n_bytes`` are for."""
+        """The batch size of ``_layout`` and ``_n_bytes``: that of the last batch."""
         self._joined: dict[tuple[str, ...], tuple[list[Any], JoinedArrays]] = {}
         if self.is_prioritized:
             self.trees = JoinedTrees([buffer._tree for buffer in buffers])
 
     def sample(self, places: Places, env: VecNormalize | None) -> Any:
-        """The transitions at these places."""
+        """Read the transitions at these places."""
         with self.first._lock.held:
             fields, wanted = self.read_fields(places)
             n = len(places.slots)
@@ -104,12 +104,12 @@ class Parts:
         return self.batch_of(outs, fields, env)
 
     def memory_for(self, n: int) -> Lease:
-        """Memory for the observations and next observations of a batch."""
+        """Memory for the observations and next observations of ``n`` transitions."""
         self._lay_out(n)
         return self.outputs.lend(self._n_bytes, self.outputs.device)
 
     def batch_in(self, memory: Bytes, n: int) -> dict[str, list[npt.NDArray[Any]]]:
-        """Observations and next observations of each key, one after the other in memory."""
+        """Arrays in this memory for observations and next observations of each key."""
         self._lay_out(n)
         return {
             key: [np.ndarray(shape, dtype, memory, start) for start in starts]
@@ -126,11 +126,11 @@ class Parts:
                 self._n_bytes += 2 * size
 
     def read_fields(self, places: Places) -> tuple[Fields, Wanted]:
-        """All but the observations, and where these are."""
+        """Read all fields but the observations, and find the slots of these."""
         first, (numbers, slots, envs) = self.first, places
         indices, last, n_added = slots * first.n_envs + envs, slots, None
-        ended = ("_flags",) if self._all_packed("_flags", "dones") else ("dones", "timeouts")
-        acting = "_action_bytes" if self._all_packed("_action_bytes", "actions") else "actions"
+        ended = ("_flags",) if self._all_packed("_flags") else ("dones", "timeouts")
+        acting = "_action_bytes" if self._all_packed("_action_bytes") else "actions"
         if self._n_steps is None:
             actions, rewards, *flags = self._take((acting, "rewards", *ended), numbers, indices)
         else:
@@ -162,12 +162,25 @@ class Parts:
         returns, discounts = n_step_returns(rewards, fields.n_added, first.gamma)
         return samples._replace(rewards=first.to_torch(returns), discounts=first.to_torch(discounts))
 
-    def _all_packed(self, packed: str, name: str) -> bool:
-        """Whether a field of all parts is still packed. If not, all get SB3's array."""
+    def set_priorities(
+        self, numbers: Indices, indices: Indices, priorities: npt.NDArray[np.float64], max_priority: float
+    ) -> None:
+        """Set priorities before ``alpha``, and raise the priority of new transitions to ``max_priority``."""
+        self.raise_max_priority(max_priority)
+        # An empty place keeps priority 0, so that it is never sampled.
+        values = np.where(self.trees.get(numbers, indices) > 0, priorities**self.first.alpha, 0.0)
+        self.trees.set(numbers, indices, values)
+
+    def raise_max_priority(self, value: float) -> None:
+        for part in self.buffers:
+            part.max_priority = max(part.max_priority, value)
+
+    def _all_packed(self, packed: str) -> bool:
+        """Whether all parts still have this packed array. If not, all get SB3's arrays."""
         if not any(map(is_, map(attrgetter(packed), self.buffers), repeat(None))):
             return True
         for part in self.buffers:
-            part._unpack(name)
+            part._unpack(packed)
         return False
 
     def _take(self, names: tuple[str, ...], numbers: Indices, indices: Indices) -> list[npt.NDArray[Any]]:

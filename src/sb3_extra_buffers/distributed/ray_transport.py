@@ -1,4 +1,4 @@
-"""Collectors and shards as actors of Ray, on this machine or on a cluster."""
+"""Collectors and shards as Ray actors, on this machine or on a cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch as th
 
 from sb3_extra_buffers.distributed.channel import IS_AVAILABLE, Address, Channel, Listener, connect, serve
@@ -26,15 +25,15 @@ try:
     import ray
     from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 except ImportError as error:
-    raise MissingPackageError("Running collectors and shards in other processes", "ray", "ray") from error
+    raise MissingPackageError("Running collectors or shards in other processes", "ray", "ray") from error
 
 _CONNECT_SECONDS = 8.0
 
 
 class RayTransport(Transport):
-    """Requests are calls of actors. Their results stay in Ray's object store until the learner takes them.
+    """Collectors as actors. Segments stay in Ray's object store until the learner fetches them.
 
-    :param options: Arguments of ``ray.init``: an ``address``, or nothing for Ray on this machine.
+    :param options: Arguments of ``ray.init``. Without an ``address``, Ray is started on this machine.
     :param actor_options: Arguments of ``ray.remote`` for collectors, such as ``num_cpus``.
     """
 
@@ -45,22 +44,21 @@ class RayTransport(Transport):
         self._actor_options = dict(actor_options or {})
         self._actors: list[Any] = []
         self._waiting: dict[Any, int] = {}
-        """The calls without a reply, and their collectors."""
+        """Calls without a reply, with their collectors."""
 
     def start(self, plan: CollectorPlan, seeds: list[int | None]) -> None:
         if not ray.is_initialized():
             _connect(self._options)
         if "num_cpus" not in self._actor_options:
-            # Ray would wait forever for CPUs that this machine does not have. A cluster may still grow.
+            # Ray would wait forever for CPUs that this machine does not have, whereas a cluster may still grow.
             is_local = self._options.get("address") in (None, "local")
             share = ray.cluster_resources().get("CPU", 1.0) / len(seeds)  # type: ignore[no-untyped-call]
             self._actor_options["num_cpus"] = min(1.0, math.floor(1000 * share) / 1000) if is_local else 1.0
-        self._plan = ray.put(plan)
+        self._plan = ray.put(plan)  # pickled only once
         self._actors = [self._make(index, seed) for index, seed in enumerate(seeds)]
 
     def _make(self, index: int, seed: int | None) -> Any:
-        # The plan names the user's functions: it is a reference, so that it is pickled once.
-        return ray.remote(**self._actor_options)(_Actor).remote(self._plan, index, seed)
+        return ray.remote(**self._actor_options)(Collector).remote(self._plan, index, seed)
 
     def publish(self, weights: Weights) -> Any:
         return ray.put(weights)
@@ -74,10 +72,10 @@ class RayTransport(Transport):
             return []
         calls = list(self._waiting)
         ray.wait(calls, num_returns=1, timeout=timeout)
-        # All that are ready, not only the first: a death must not be handled before a segment that was sent earlier.
+        # Fetch all that are ready: segments must be handled before the death of the collector that sent them.
         ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
         replies = [self._reply(call) for call in ready]
-        # A collector that died fails all its calls, but it is replaced once, after what it had sent was taken.
+        # All calls of a dead collector fail, but it must be replaced only once.
         dead = {reply.collector: reply for reply in replies if reply.segment is None}
         return [reply for reply in replies if reply.segment is not None] + list(dead.values())
 
@@ -87,7 +85,7 @@ class RayTransport(Transport):
             return Reply(collector, ray.get(call))
         except RayTaskError as error:
             raise WorkerError(f"Collector {collector} raised an error: {error}") from error
-        except RayError as error:  # the process, its node, or what it has sent is gone
+        except RayError as error:  # the process or its node died, or the segment was lost
             return Reply(collector, None, str(error).partition("\n")[0])
 
     def restart(self, collector: int, seed: int | None) -> None:
@@ -101,22 +99,12 @@ class RayTransport(Transport):
         self._actors, self._waiting = [], {}
 
 
-class _Actor:
-    """A collector in a process of its own."""
-
-    def __init__(self, plan: CollectorPlan, index: int, seed: int | None) -> None:
-        self._collector = Collector(plan, index, seed)
-
-    def collect(self, request: Request, weights: Weights | None) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        return self._collector.collect(request, weights)
-
-
 class RayShards(ShardTransport):
     """Shards as actors.
 
-    :param options: Arguments of ``ray.init``: an ``address``, or nothing for Ray on this machine.
-    :param actor_options: Arguments of ``ray.remote`` for shards. By default, Ray spreads them over all nodes, and they
-        take no CPU from collectors.
+    :param options: Arguments of ``ray.init``. Without an ``address``, Ray is started on this machine.
+    :param actor_options: Arguments of ``ray.remote`` for shards. By default, they are spread over all nodes and reserve
+        no CPUs, so that all CPUs are left for collectors.
     """
 
     def __init__(
@@ -130,8 +118,8 @@ class RayShards(ShardTransport):
 
     def start(self, plans: list[ShardPlan]) -> None:
         if not ray.is_initialized():
-            # By default, Ray's processes have a very low priority (niceness 15). torch's threads, which wait without
-            # sleeping, would leave shards little time.
+            # Ray's processes have a very low priority by default (niceness 15). torch's threads, which wait in a busy
+            # loop, would leave little CPU time for them.
             _connect(self._options, niceness=0)
         self._plans, self._process = plans, os.getpid()
         self._actors = [self._make(plan) for plan in plans]
@@ -148,7 +136,7 @@ class RayShards(ShardTransport):
             return result_of(handle.link.reply(handle, timeout))
         except GetTimeoutError as error:
             raise TimeoutError(str(error)) from error
-        except RayError as error:  # the process, its node, or what it has sent is gone
+        except RayError as error:  # the process or its node died, or the reply was lost
             raise ShardDied(str(error).partition("\n")[0]) from error
 
     def restart(self, shard: int) -> None:
@@ -159,7 +147,7 @@ class RayShards(ShardTransport):
 
     def stop(self) -> None:
         if self._actors and os.getpid() != self._process:
-            return  # a fork: the shards are those of the parent
+            return  # this process is a fork: the shards belong to its parent
         for link in self._links:
             link.close()
         if ray.is_initialized():
@@ -169,7 +157,7 @@ class RayShards(ShardTransport):
 
 
 class _Sent:
-    """A call, and what its reply will be found by, once it is sent."""
+    """A call. ``handle`` identifies its reply, once the call is sent."""
 
     def __init__(self, link: _Link, message: bytes) -> None:
         self.link, self.message = link, message
@@ -177,17 +165,17 @@ class _Sent:
 
 
 class _Link:
-    """The way to a shard: a channel if it is on this machine, else calls of Ray.
+    """Sends calls to a shard: through a channel if it is on this machine, otherwise through Ray.
 
-    All calls take the same way, so that the shard gets them in order. They wait here until the shard has connected, or
-    has said that it cannot.
+    Calls wait here until the shard has connected to the channel or reported that it cannot. So all of them go the same
+    way, and the shard receives them in order.
     """
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
         self._listener: Listener | None = None
         if IS_AVAILABLE:
-            with suppress(OSError):  # no room for a folder, or too many open files
+            with suppress(OSError):  # the disk is full, or too many files are open
                 self._listener = Listener()
         self._has_connected = actor.connect.remote(None if self._listener is None else self._listener.address)
         self._is_known = False
@@ -218,7 +206,7 @@ class _Link:
         return reply
 
     def _send_waiting(self) -> None:
-        # Ray takes several times as long for arrays as for bytes.
+        # Messages are bytes, because Ray takes several times longer for arrays.
         send = self._actor.call.remote if self._channel is None else self._channel.send
         for sent in self._waiting:
             sent.handle = send(sent.message)
@@ -232,14 +220,14 @@ class _Link:
 
 
 class _ShardActor:
-    """A shard in a process of its own."""
+    """A shard in its own process."""
 
     def __init__(self, plan: ShardPlan) -> None:
-        th.set_num_threads(1)  # a machine may have many shards, and each takes part in every batch
+        th.set_num_threads(1)  # a machine may have many shards, which all work at the same time
         self._shard = Shard(plan)
 
     def connect(self, address: Address | None) -> bool:
-        """Answer the learner through a channel from now on, if it is on this machine."""
+        """Connect to the learner's channel and serve it. Returns whether that is possible."""
         connected = None if address is None else connect(address)
         if connected is None:
             return False
@@ -252,16 +240,19 @@ class _ShardActor:
 
 
 def _connect(options: Mapping[str, Any], niceness: int | None = None) -> None:
-    """Start Ray on this machine, with processes of this priority, or connect to a cluster."""
+    """Connect to the cluster at ``options["address"]``, or start Ray on this machine.
+
+    :param niceness: Of processes that are started on this machine.
+    """
     address = options.get("address")
     given = {"log_to_driver": False, "logging_level": "warning", **options}
     if address in (None, "local"):
-        # Otherwise Ray would connect to any cluster that it finds on this machine.
+        # Without "local", Ray would connect to any cluster that it finds on this machine.
         given |= {"address": "local", "include_dashboard": False}
         if niceness is not None:
             given["_system_config"] = {"worker_niceness": niceness, **options.get("_system_config", {})}
     try:
-        # ray.init would try for minutes if nobody answers.
+        # If nobody answers, ray.init would try for minutes.
         host, _, port = str(address).rpartition("://")[2].rpartition(":")
         if host and port.isdigit():
             socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
@@ -269,6 +260,6 @@ def _connect(options: Mapping[str, Any], niceness: int | None = None) -> None:
     except (OSError, RuntimeError, ValueError) as error:
         where = "on this machine" if address is None else f"at address {address!r}"
         raise ConfigurationError(
-            f"Ray could not be started or reached {where}: {error}. If the cluster asks for a token, set RAY_AUTH_MODE="
-            "token, and RAY_AUTH_TOKEN to the token, in the environment of this process."
+            f"Cannot start Ray or connect to it {where}: {error}. If the cluster requires a token, set the environment "
+            "variables RAY_AUTH_MODE=token and RAY_AUTH_TOKEN=<the token>."
         ) from error

@@ -1,4 +1,4 @@
-"""The learner's side of shards: what they hold, requests that are on their way, and batches made from replies."""
+"""The learner's side of shards: what they hold, batches requested ahead, and priorities."""
 
 from __future__ import annotations
 
@@ -29,15 +29,17 @@ from sb3_extra_buffers.storage.outputs import OutputPool
 
 logger = logging.getLogger("sb3_extra_buffers")
 
-_MOST_FAILURES = 5
-"""A shard that dies so often without one reply in between will not recover."""
+_MAX_FAILURES = 5
+"""After this many deaths without a reply in between, the learner gives up."""
 
 
 class Shards(ShardCalls):
-    """Parts that are in shards. Requests for batches are sent ahead.
+    """Parts in shards, sampled together.
 
-    :param template: An empty buffer of the class of the parts.
-    :param prefetch: How many batches are requested ahead.
+    :param template: An empty buffer of the parts' class.
+    :param n_slots: Slots of each part.
+    :param prefetch: Batches to request ahead.
+    :param on_loss: When a shard dies: ``"report"`` logs a warning, ``"raise"`` raises a ``WorkerError``.
     """
 
     def __init__(
@@ -55,49 +57,47 @@ class Shards(ShardCalls):
         self._template = Parts([template], device, OutputPool(plans[0].n_batches, shared=True))
         n = len(plans)
         self._bounds = np.cumsum([0, *(len(plan.numbers) for plan in plans)])
-        """The first part of each shard, and the number of all parts."""
-        self._homes = np.repeat(np.arange(n), np.diff(self._bounds))
+        """The first part of each shard, then the number of parts."""
+        self._shard_of = np.repeat(np.arange(n), np.diff(self._bounds))
         """The shard of each part."""
-        self.parts = [RemotePart(self, part, template, n_slots) for part in range(len(self._homes))]
+        self.parts = [RemotePart(self, part, template, n_slots) for part in range(len(self._shard_of))]
         self._totals = np.zeros(n)
-        """The sums of priorities, as far as they are known."""
+        """The sum of priorities in each shard, as far as known."""
         self._added: list[deque[tuple[int, float]]] = [deque() for _ in plans]
-        """What the totals do not include yet: the numbers of messages, and priorities that they have added."""
+        """For each shard, messages whose effect no reply has included yet: their number, and the priority they add."""
         self._refused = [0] * n
         self._unknown: set[int] = set()
-        """Shards that were started again, and have not yet said what they have: Ctrl-C came in between."""
+        """Restarted shards whose contents are unknown, because Ctrl-C came before they reported them."""
         self._queue: deque[Request] = deque()
-        self._are_near = False
-        """Whether all shards write to the memory of the learner."""
+        self._writes_to_learner = False
+        """Whether all shards write observations to the learner's memory."""
         self._saved: list[Path] = []
         """The files of the last save."""
         self.max_priority = 1.0
         self.n_lost = 0
-        """Transitions that were lost with shards."""
+        """Transitions lost with dead shards."""
         self.lost_fraction = 0.0
-        """Which fraction of all transitions was lost when a shard died the last time."""
-        self.n_late = 0
-        """Priorities that came too late, because their shard was started again. Shards drop others themselves."""
+        """The fraction of all transitions that was lost with the last dead shard."""
         transport.start(plans)
         for shard in range(n):
-            self._take_states(shard, self._result(shard, self._call(shard, "states")))
+            self._set_states(shard, self._result(shard, self._call(shard, "states")))
 
     @property
     def outputs(self) -> Any:
         return self._template.outputs
 
-    # Deaths
+    # Dead shards
 
-    def _lose(self, shard: int, reason: str) -> None:
-        """Start a shard again. It has what its files have, if there are any."""
+    def _replace(self, shard: int, reason: str) -> None:
+        """Restart a dead shard. It holds what its files hold, if there are any."""
         before = sum(part.size() for part in self.parts)
         while True:
             self._failures[shard] += 1
-            if self._failures[shard] >= _MOST_FAILURES:
+            if self._failures[shard] >= _MAX_FAILURES:
                 raise WorkerError(
-                    f"Shard {shard} died {_MOST_FAILURES} times without one reply in between. The last time: {reason}"
+                    f"Shard {shard} died {_MAX_FAILURES} times without a reply in between. The last reason: {reason}"
                 )
-            self._start_again(shard)
+            self._restart(shard)
             failures = self._failures[shard]
             try:
                 self._reload(shard)
@@ -106,7 +106,7 @@ class Shards(ShardCalls):
                 self._failures[shard], reason = failures, str(death)
                 continue
             break
-        self._take_states(shard, states)
+        self._set_states(shard, states)
         self.n_lost -= sum(part.size() for part in self._parts_of(shard)) * self.parts[0].n_envs
         self.lost_fraction = max(before - sum(part.size() for part in self.parts), 0) / max(before, 1)
         message = f"Shard {shard} died, and {self.lost_fraction:.1%} of all transitions are lost: {reason}"
@@ -114,57 +114,60 @@ class Shards(ShardCalls):
             raise WorkerError(message)
         logger.warning("%s", message)
 
-    def _start_again(self, shard: int) -> None:
-        """Replace a shard. Until it has said what it has, it counts as empty."""
+    def _restart(self, shard: int) -> None:
+        """Replace the process of a shard. Until the shard reports its contents, it counts as empty."""
         with uninterrupted():
             self._unknown.add(shard)
             for part in self._parts_of(shard):
                 self.n_lost += part.size() * part.n_envs
                 part.pos, part.full, part.is_new = 0, False, True
-            self._lives[shard] += 1
+            self._restarts[shard] += 1
             self._transport.restart(shard)
             self._unconfirmed[shard].clear()
             self._added[shard].clear()
             self._totals[shard] = self._refused[shard] = 0
 
     def _reload(self, shard: int) -> None:
-        """Let a new shard have the last save, unless it has files of its own."""
+        """Load the last save into a restarted shard, unless the shard is on disk and has restored itself."""
         if self._saved and self._plans[shard].path is None:
-            paths = [str(self._saved[number]) for number in self._plans[shard].numbers]
             try:
-                self._result(shard, self._call(shard, "load", paths))
+                self._result(shard, self._call(shard, "load", self._files(self._saved)[shard]))
             except (ExtraBuffersError, OSError) as error:
-                logger.warning("Shard %d could not be restored: %s", shard, error)
+                logger.warning("Shard %d could not be restored from the last save: %s", shard, error)
 
     def _parts_of(self, shard: int) -> list[RemotePart]:
         return [self.parts[number] for number in self._plans[shard].numbers]
 
-    def _take_states(self, shard: int, states: list[PartState]) -> None:
+    def _set_states(self, shard: int, states: list[PartState]) -> None:
         for part, state in zip(self._parts_of(shard), states, strict=True):
             part.pos, part.full = state
         self._unknown.discard(shard)
-        # An estimate until the next reply: what a new transition has.
+        # Until the next reply, assume that all transitions have the priority of new ones.
         n = sum(part.size() * part.n_envs for part in self._parts_of(shard))
         self._totals[shard] = n * self._new_priority()
 
     def refresh(self) -> None:
-        """Find out what shards have, for instance after they have loaded files."""
+        """Ask all shards what they hold, for instance after they have loaded files."""
         self._queue.clear()
         handles = [self._call(shard, "states") for shard in range(len(self._plans))]
         for shard, handle in enumerate(handles):
             states = self._try(shard, handle)
-            if states is not None:  # else it died, and the states of the new one are known
-                self._take_states(shard, states)
+            if states is not None:  # else the shard died, and _replace() has set the states
+                self._set_states(shard, states)
                 self._added[shard].clear()
 
     def wait_for_room(self, number: int) -> None:
-        """Wait until the shard of a part can take a segment. If it died, it is replaced."""
-        self._wait_for_room(int(self._homes[number]))
+        """Wait until the shard of part ``number`` can receive a segment. Replaces the shard if it died."""
+        self._wait_for_room(int(self._shard_of[number]))
         if self._unknown:
             self.refresh()
 
     def send_segment(self, number: int, data: Bytes, before: ReceivedSegment | None, n_transitions: int) -> None:
-        shard = int(self._homes[number])
+        """Send a segment to part ``number``.
+
+        :param before: The segment before it, for a shard that has not received that one.
+        """
+        shard = int(self._shard_of[number])
         priority = self.max_priority if self._template.is_prioritized else None
         self._send(shard, "ingest", number - int(self._bounds[shard]), data, before, priority)
         added = n_transitions * self._new_priority()
@@ -185,23 +188,23 @@ class Shards(ShardCalls):
         request = self._queue.popleft()
         while (drawn := self._replies(request)) is None:
             (request,) = self._request(batch_size, 1)
-        if self._prefetch > 1:  # so that shards work while this batch is used
+        if self._prefetch > 1:  # so that shards work while the caller uses this batch
             self._ask_ahead(batch_size)
         return self._batch(request, drawn, env)
 
     def _ask_ahead(self, batch_size: int) -> None:
-        """Request batches until enough of them are on their way."""
-        # Fewer messages take less time. But some batches must be left to use until the next ones are ready: half of
-        # them if each takes a call of Ray and is decoded here, three quarters if shards write to the learner's memory.
-        at_once = max(self._prefetch // (4 if self._are_near else 2), 1)
+        """Request batches until ``prefetch`` of them are queued or nearly so."""
+        # Asking for several batches in one message saves time, but enough batches must stay queued until the next ones
+        # are ready: half of them if shards reply through Ray, three quarters if they write to the learner's memory.
+        at_once = max(self._prefetch // (4 if self._writes_to_learner else 2), 1)
         while len(self._queue) + at_once <= self._prefetch:
             self._queue += self._request(batch_size, at_once)
 
     def _request(self, batch_size: int, n_batches: int) -> list[Request]:
-        """Draw transitions for some batches, and ask shards for them."""
+        """Draw the transitions of some batches, and request them from the shards."""
         draw = self._by_priority if self._template.is_prioritized else self._uniformly
         calls = [
-            Call(*state) for state in zip(range(len(self._plans)), self._lives, self._totals.tolist(), strict=True)
+            Call(*state) for state in zip(range(len(self._plans)), self._restarts, self._totals.tolist(), strict=True)
         ]
         requests: list[Request] = []
         for _ in range(n_batches):
@@ -221,7 +224,7 @@ class Shards(ShardCalls):
         return requests
 
     def _uniformly(self, n: int) -> list[tuple[Any, ...]]:
-        """What each shard is asked for, in the order of rows."""
+        """Draw ``n`` transitions. Returns, for each shard, the arguments of :meth:`.Shard.draw`."""
         numbers, slots, envs = draw_uniformly(self.parts, n)
         bounds = np.searchsorted(numbers, self._bounds).tolist()
         return [
@@ -230,6 +233,7 @@ class Shards(ShardCalls):
         ]
 
     def _by_priority(self, n: int) -> list[tuple[Any, ...]]:
+        """Draw how many transitions each shard contributes. The shard decides which ones."""
         total = self._totals.sum()
         if total == 0:
             raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
@@ -238,39 +242,39 @@ class Shards(ShardCalls):
         ends = n * fractions.cumsum()
         shards = np.minimum(np.searchsorted(ends, positions, side="right"), np.flatnonzero(fractions)[-1])
         bounds = np.searchsorted(shards, np.arange(len(ends) + 1)).tolist()
-        # Within the shard. With one shard, these are the same numbers.
+        # Convert to positions within each shard. With a single shard they do not change.
         return [
             ((positions[low:high] - begin) / (fraction or 1.0), n)
             for begin, fraction, (low, high) in zip([0.0, *ends[:-1]], fractions, pairwise(bounds), strict=True)
         ]
 
     def _replies(self, request: Request) -> list[tuple[Call, Drawn]] | None:
-        """Wait for replies; ``None`` if a shard died, and the batch has to be drawn again from all that are left."""
+        """Wait for the replies to a request; ``None`` if a shard died, and the batch must be drawn again."""
         replies = [(call, self._reply(call, place)) for call, place in request.pieces]
         drawn = [(call, reply) for call, reply in replies if reply is not None]
         if len(drawn) < len(replies):
             return None
         request.memory.release()
-        self._are_near = not any(reply.blocks for _, reply in drawn)
+        self._writes_to_learner = not any(reply.blocks for _, reply in drawn)
         return drawn
 
     def _reply(self, call: Call, place: int) -> Drawn | None:
         shard = call.shard
-        if call.replies is None and call.life == self._lives[shard]:
+        if call.replies is None and call.restarts == self._restarts[shard]:
             call.replies = self._try(shard, call.handle)
         if call.replies is None:
-            return None  # it died
+            return None  # the shard died
         reply = call.replies[place]
-        if reply is None:  # it has less than was sent to it
-            if call.life == self._lives[shard]:
+        if reply is None:  # the shard holds less than the learner assumed
+            if call.restarts == self._restarts[shard]:
                 self.refresh()
             return None
-        if call.life != self._lives[shard]:
+        if call.restarts != self._restarts[shard]:
             return reply
         if reply.n_refused > self._refused[shard]:
             logger.warning("Shard %d could not ingest a segment: %s", shard, reply.refusal)
             self._refused[shard] = reply.n_refused
-            for part in self._parts_of(shard):  # it may lack references
+            for part in self._parts_of(shard):  # the shard may lack references
                 part.is_new = True
             self.refresh()
             return reply
@@ -297,7 +301,7 @@ class Shards(ShardCalls):
             return samples
         values: list[Any] = [reply.priorities for _, reply in drawn]
         if len(self._plans) > 1:
-            # The sum that decided how many rows a shard has may have been out of date.
+            # Correct for sums that were out of date when they decided how many rows each shard contributes.
             values = [own * call.total / reply.total for own, (call, reply) in zip(values, drawn, strict=True)]
         priorities = np.concatenate(values)
         weights = (priorities.min(initial=np.inf) / priorities) ** first.beta
@@ -310,45 +314,42 @@ class Shards(ShardCalls):
     def _indices(self, call: Call, reply: Drawn) -> Indices:
         assert reply.indices is not None
         own, places, generations = reply.indices
-        return stamped((own + self._bounds[call.shard]) * self._stride + places, generations, call.life)
+        return stamped((own + self._bounds[call.shard]) * self._stride + places, generations, call.restarts)
 
     @property
     def _stride(self) -> int:
         return int(self.parts[0].buffer_size * self.parts[0].n_envs)
 
     def update(self, indices: Indices, errors: npt.NDArray[np.float64]) -> None:
-        """Send new priorities to the shards, and do not wait."""
+        """Send new priorities to the shards without waiting. Outdated indices are ignored."""
         priorities = errors + self._template.first.epsilon
         self.max_priority = max(self.max_priority, float(priorities.max(initial=0.0)))
-        places, generations, lives = unstamped(indices)
+        places, generations, restarts = unstamped(indices)
         numbers, places = np.divmod(places, self._stride)
         if len(indices) and not 0 <= numbers.min() <= numbers.max() < len(self.parts):
             raise IndexError(f"There are {len(self.parts)} parts, but indices of part {numbers.max()}.")
-        homes = self._homes[numbers]
-        for shard in np.unique(homes).tolist():
+        shards = self._shard_of[numbers]
+        for shard in np.unique(shards).tolist():
             self._wait_for_room(shard)
-        current = are_current(lives, np.array(self._lives)[homes])
-        self.n_late += int((~current).sum())
-        for shard in np.unique(homes[current]).tolist():
-            mine = current & (homes == shard)
+        current = are_current(restarts, np.array(self._restarts)[shards])
+        for shard in np.unique(shards[current]).tolist():
+            mine = current & (shards == shard)
             own = numbers[mine] - self._bounds[shard], places[mine], generations[mine]
             self._send(shard, "update", own, priorities[mine], self.max_priority)
 
     def save(self, paths: list[Path]) -> None:
-        """Let all shards write their parts, each to its file. A shard that dies is restored from there."""
-        self._ask_each("save", paths)
+        """Let all shards save their parts, one file each. Later, a dead shard is restored from these files."""
+        self.ask_all("save", self._files(paths))
         self._saved = paths
 
     def load(self, paths: list[Path], max_priority: float) -> None:
-        self._ask_each("load", paths)
+        self.ask_all("load", self._files(paths))
         self._saved, self.max_priority = paths, max_priority
         self.refresh()
 
-    def _ask_each(self, method: str, paths: list[Path]) -> None:
-        arguments = [[str(paths[number]) for number in plan.numbers] for plan in self._plans]
-        handles = [self._call(shard, method, own) for shard, own in enumerate(arguments)]
-        for shard, handle in enumerate(handles):
-            self._finished(shard, handle, method)
+    def _files(self, paths: list[Path]) -> list[list[str]]:
+        """The files of the parts of each shard."""
+        return [[str(paths[number]) for number in plan.numbers] for plan in self._plans]
 
     def reset(self) -> None:
         self._saved = []
@@ -356,7 +357,7 @@ class Shards(ShardCalls):
         self.refresh()
 
     def close(self) -> None:
-        """Let shards on disk write what they hold, and end all."""
+        """Flush shards on disk, and stop all shards."""
         try:
             self.ask_all("close")
         finally:

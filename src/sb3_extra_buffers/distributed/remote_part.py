@@ -1,9 +1,9 @@
-"""What the learner knows about a part that is in a shard."""
+"""The learner's view of a part in a shard."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,31 +14,22 @@ from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.state import SavedState
 from sb3_extra_buffers.storage.record_copies import missing_references
 
-
-class Sender(Protocol):
-    """Sends segments to shards."""
-
-    def wait_for_room(self, number: int) -> None: ...
-
-    def send_segment(self, number: int, data: Bytes, before: ReceivedSegment | None, n_transitions: int) -> None:
-        """
-        :param number: For which part.
-        :param before: The segment before it, for a shard that has not received that.
-        """
+if TYPE_CHECKING:
+    from sb3_extra_buffers.distributed.remote import Shards
 
 
 class RemotePart:
     """A part in a shard: how full it is, and the last segment that was sent to it."""
 
-    def __init__(self, sender: Sender, number: int, template: Any, n_slots: int) -> None:
+    def __init__(self, shards: Shards, number: int, template: Any, n_slots: int) -> None:
         self.n_envs, self.buffer_size = template.n_envs, n_slots
         self.optimize_memory_usage = template.optimize_memory_usage
         self.pos, self.full = 0, False
-        self._sender, self._number, self._template = sender, number, template
+        self._shards, self._number, self._template = shards, number, template
         self._last: ReceivedSegment | None = None
         self._rewards: npt.NDArray[np.float32] = np.zeros((0, self.n_envs), dtype=np.float32)
         self.is_new = False
-        """Whether its shard was started again, and does not have the references of the last segment."""
+        """Whether the shard was restarted, so that it lacks the references of the last segment."""
 
     def size(self) -> int:
         return self.buffer_size if self.full else self.pos
@@ -51,20 +42,19 @@ class RemotePart:
             if last is not None and header.sequence <= last.sequence:
                 return header.info(0, 0, True)
             n_steps, rewards = header.n_steps, self._rewards
-            if n_steps:
-                rewards = segment.part("fields").array("rewards", np.float32, (n_steps, self.n_envs)).copy()
             contents = {} if last is None else last.contents
             if n_steps:
+                rewards = segment.part("fields").array("rewards", np.float32, (n_steps, self.n_envs)).copy()
                 contents = _contents(self._template._stores, segment, contents)
-        self._sender.wait_for_room(self._number)
-        with uninterrupted():  # what was sent must be counted
+        self._shards.wait_for_room(self._number)
+        with uninterrupted():  # count every segment that was sent
             continues = last is not None and header.first_step == last.n_steps and not self.is_new
             before = None
             if self.is_new and last is not None:
-                # For its references. -1: the new segment does not continue what the shard has.
+                # Send the references of the last segment. -1: the new segment does not continue that one in the shard.
                 before = ReceivedSegment(header.stream, header.sequence - 1, -1, last.contents)
             received = np.frombuffer(data, dtype=np.uint8)
-            self._sender.send_segment(self._number, received, before, n_steps * self.n_envs)
+            self._shards.send_segment(self._number, received, before, n_steps * self.n_envs)
             self.is_new, self._rewards = False, rewards
             self._last = ReceivedSegment(header.stream, header.sequence, header.first_step + n_steps, contents)
             self.full = self.full or self.pos + n_steps >= self.buffer_size
@@ -72,7 +62,7 @@ class RemotePart:
         return header.info(n_steps, n_steps * self.n_envs, continues)
 
     def _field_rows(self, name: str, slots: Indices) -> npt.NDArray[Any]:
-        """Rewards of the last segment, which statistics need."""
+        """Rewards of the last segment, for statistics."""
         assert name == "rewards"
         return self._rewards
 
@@ -80,7 +70,7 @@ class RemotePart:
 def _contents(
     stores: Iterable[str], segment: SavedState, known: dict[str, dict[str, Bytes]]
 ) -> dict[str, dict[str, Bytes]]:
-    """The references that a segment needs, by store and checksum."""
+    """The references that a segment needs, by store and checksum: those in the segment, and known ones."""
     contents = {}
     for key in stores:
         part = segment.part("stores").part(key)

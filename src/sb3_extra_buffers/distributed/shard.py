@@ -1,4 +1,4 @@
-"""A shard: some parts of a replay buffer, in a process of its own, which answers requests for transitions."""
+"""A shard: a process that holds some parts of a replay buffer and answers requests for transitions."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from sb3_extra_buffers.storage.shared_memory import Address
 from sb3_extra_buffers.storage.usage import MemoryUsage
 
 _FLUSH_AFTER = 64
-"""Segments at most; at first 1, 2, 4, ... What arrived since the last flush is lost if a shard on disk dies."""
+"""Segments between two flushes of a shard on disk, after 1, 2, 4, ... If it dies, it loses what was not flushed."""
 
 
 class ShardPlan(NamedTuple):
-    """All that is needed to create a shard, in any process."""
+    """The arguments for creating a shard in any process."""
 
     buffer_class: type[CompressedReplayBuffer]
     arguments: dict[str, Any]
-    """Of each part."""
+    """The constructor arguments of each part."""
     numbers: list[int]
-    """Of its parts."""
+    """The numbers of the shard's parts."""
     path: str | None
-    """A folder with a folder for each part, from which a shard that died is restored."""
+    """For a shard on disk: a folder with one folder per part, from which a restarted shard is restored."""
     n_batches: int
-    """For how many batches the learner has memory."""
+    """The number of batches in the learner's memory."""
 
 
 class Target(NamedTuple):
-    """Where rows of a batch belong in the learner's memory, for shards on its machine."""
+    """Where a shard on the learner's machine writes its rows of a batch: memory of the learner."""
 
     memory: Address
     n: int
@@ -60,20 +60,21 @@ class Drawn(NamedTuple):
     """The reply to a request for transitions."""
 
     blocks: dict[str, Block]
-    """The observations of each key. None if the shard has written them to the learner's memory."""
+    """The observations of each key; empty if the shard has written them to the learner's memory."""
     fields: Fields
     priorities: npt.NDArray[np.float64] | None
     indices: tuple[Indices, Indices, Indices] | None
-    """With priorities: parts, places, and how often each place was overwritten."""
+    """With priorities: part, place, and how many times the place was overwritten."""
     total: float
     """The sum of all priorities in the shard."""
     n_refused: int
-    """How many segments could not be ingested so far."""
+    """The number of segments that the shard could not ingest so far."""
     refusal: str
+    """The error message of the last one."""
 
 
 class Shard:
-    """Parts of a buffer. Parts are counted from 0 within the shard."""
+    """Some parts of a buffer. Its methods number them from 0."""
 
     def __init__(self, plan: ShardPlan) -> None:
         self._plan = plan
@@ -91,7 +92,7 @@ class Shard:
         self._parts = Parts(buffers, th.device("cpu"))
         self._makers = {key: BlockMaker(stores) for key, stores in self._parts.stores.items()}
         self._n_steps = [int(part.pos) + (int(part.buffer_size) if part.full else 0) for part in buffers]
-        """How many steps each part has received. Of what was in files, only the last round counts."""
+        """The number of steps that each part has received. For loaded parts, the number of steps they hold."""
         self._n_unflushed, self._flush_after = [0] * len(buffers), [1] * len(buffers)
         self._n_refused, self._refusal = 0, ""
 
@@ -99,14 +100,16 @@ class Shard:
         return [PartState(int(part.pos), bool(part.full)) for part in self._buffers]
 
     def ingest(self, part: int, segment: Bytes, before: ReceivedSegment | None, max_priority: float | None) -> None:
-        """Append a segment.
+        """Append a segment. If that fails, the next replies say so.
 
-        :param before: The segment before it, for a shard that has not received that.
+        :param before: The segment before it, if this shard has not received that one.
+        :param max_priority: The learner's largest priority so far.
         """
         buffer = self._buffers[part]
         if before is not None:
             buffer._received = before
-        self._raise_max_priority(max_priority)
+        if max_priority is not None:
+            self._parts.raise_max_priority(max_priority)
         try:
             self._n_steps[part] += buffer.ingest_segment(segment).n_steps
         except (CorruptDataError, SegmentError) as error:
@@ -118,21 +121,24 @@ class Shard:
             self._n_unflushed[part], self._flush_after[part] = 0, min(2 * self._flush_after[part], _FLUSH_AFTER)
 
     def draw(self, requests: list[tuple[Any, Target | None]]) -> list[Drawn | None]:
-        """Several batches: for each, places, or positions and the size of the batch; see :meth:`_draw_by_priority`."""
+        """Read the rows of several batches.
+
+        :param requests: For each batch, the arguments of :meth:`_draw` or :meth:`_draw_by_priority`.
+        """
         draw: Any = self._draw_by_priority if self._parts.is_prioritized else self._draw
         return [draw(*arguments, target) for arguments, target in requests]
 
     def _draw(self, numbers: Indices, slots: Indices, envs: Indices, target: Target | None) -> Drawn | None:
-        """Transitions that the learner has drawn; ``None`` if they are not all there, because a segment was refused."""
+        """Read transitions that the learner has drawn; ``None`` if some are missing, because a segment was refused."""
         sizes = np.array([part.size() for part in self._buffers])
         if (slots >= sizes[numbers]).any():
             return None
         return self._drawn(Places(numbers, slots, envs), target, None, None, 0.0)
 
     def _draw_by_priority(self, positions: npt.NDArray[np.float64], n: int, target: Target | None) -> Drawn | None:
-        """Transitions at some heights of the sum of priorities; ``None`` if there are none.
+        """Draw transitions in proportion to their priorities; ``None`` if the shard is empty.
 
-        :param positions: The heights, where the total is ``n``.
+        :param positions: Heights of the cumulative priorities, scaled so that the total is ``n``.
         """
         trees = self._parts.trees
         total = float(trees.totals.cumsum()[-1])
@@ -156,26 +162,17 @@ class Shard:
         return Drawn(blocks, fields, priorities, indices, total, self._n_refused, self._refusal)
 
     def _generations(self, numbers: Indices, slots: Indices) -> Indices:
-        """How often the transitions in these slots have been replaced."""
+        """How many times these slots were overwritten."""
         n_steps: Indices = np.array(self._n_steps)[numbers]
         return generations_of((n_steps - 1 - slots) // int(self._parts.first.buffer_size))
 
     def update(
         self, indices: tuple[Indices, Indices, Indices], priorities: npt.NDArray[np.float64], max_priority: float
-    ) -> int:
-        """Set priorities, and return how many came too late: their transitions have been replaced."""
+    ) -> None:
+        """Set priorities. Ignores those of transitions that have been overwritten since."""
         numbers, places, generations = indices
-        self._raise_max_priority(max_priority)
-        trees, first = self._parts.trees, self._parts.first
-        current = generations == self._generations(numbers, places // first.n_envs)
-        numbers, places, priorities = numbers[current], places[current], priorities[current]
-        trees.set(numbers, places, np.where(trees.get(numbers, places) > 0, priorities**first.alpha, 0.0))
-        return int((~current).sum())
-
-    def _raise_max_priority(self, value: float | None) -> None:
-        if value is not None:
-            for part in self._buffers:
-                part.max_priority = max(part.max_priority, value)
+        current = generations == self._generations(numbers, places // self._parts.first.n_envs)
+        self._parts.set_priorities(numbers[current], places[current], priorities[current], max_priority)
 
     def check(self) -> None:
         for part in self._buffers:
@@ -197,13 +194,15 @@ class Shard:
             part.save(path)
 
     def load(self, paths: list[str]) -> None:
-        """Use the contents of files instead."""
+        """Replace the parts by saved ones."""
         parts: list[Any] = [CompressedReplayBuffer.load(path, device="cpu") for path in paths]
         for part, own, path in zip(parts, self._buffers, paths, strict=True):
             if type(part) is not type(own) or part.buffer_size != own.buffer_size or part.n_envs != own.n_envs:
-                raise CorruptDataError(f"{path} is another buffer than those of this shard.")
+                raise CorruptDataError(
+                    f"{path} holds another buffer than the parts of this shard: its class or size differs."
+                )
             if part._digest_of_spaces() != own._digest_of_spaces():
-                raise CorruptDataError(f"{path} is for other spaces than those of this shard.")
+                raise CorruptDataError(f"{path} holds a buffer for other spaces than those of this shard.")
         self.close()
         self._use(parts)
 

@@ -1,4 +1,4 @@
-"""How the learner reaches its shards: the interface, and the form of it that needs no other process."""
+"""The interface between learner and shards, and its implementation in a single process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pickle
 import traceback
 from abc import ABC, abstractmethod
 from collections import deque
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from sb3_extra_buffers.distributed.shard import Drawn, Shard, ShardPlan
@@ -13,36 +14,39 @@ from sb3_extra_buffers.errors import ExtraBuffersError, WorkerError
 from sb3_extra_buffers.storage.outputs import Lease
 
 
-class ShardDied(Exception):  # noqa: N818  # what has happened, not what was wrong
-    """The shard that was called is gone, with its reason."""
+class ShardDied(Exception):  # noqa: N818  # an event, not a mistake
+    """A called shard died. The message is the reason."""
 
 
 class Call:
-    """A call of a shard for several batches."""
+    """A call that asks one shard for its share of several batches."""
 
-    def __init__(self, shard: int, life: int, total: float) -> None:
-        self.shard, self.life = shard, life
+    def __init__(self, shard: int, restarts: int, total: float) -> None:
+        self.shard = shard
+        self.restarts = restarts
+        """The shard's restart count at the time of the call."""
         self.total = total
-        """The sum of priorities that was known then."""
+        """The shard's sum of priorities, as known at the time of the call."""
         self.asked: list[Any] = []
-        """What the shard is asked for, for each batch."""
+        """One entry for each batch: what :meth:`.Shard.draw` needs."""
         self.handle: Any = None
         self.message = 0
+        """The number of the message to this shard."""
         self.replies: list[Drawn | None] | None = None
 
 
 class Request(NamedTuple):
-    """A batch that was requested."""
+    """A requested batch."""
 
     n: int
     memory: Lease
-    """Where its observations belong."""
+    """For its observations."""
     pieces: list[tuple[Call, int]]
-    """The calls for its rows, in their order, and where its rows are in the replies."""
+    """The calls for its rows, in order, each with the position of this batch in the call."""
 
 
 class ShardTransport(ABC):
-    """Calls methods of shards. A shard answers its calls one after the other."""
+    """Calls methods of shards. A shard answers its calls in order."""
 
     @abstractmethod
     def start(self, plans: list[ShardPlan]) -> None:
@@ -50,19 +54,19 @@ class ShardTransport(ABC):
 
     @abstractmethod
     def call(self, shard: int, method: str, *arguments: Any) -> Any:
-        """Call a method of a shard, and return a handle for :meth:`result`. Nobody needs to ask for the result."""
+        """Call a method of a shard. Returns a handle for :meth:`result`, which may be ignored."""
 
     @abstractmethod
     def result(self, handle: Any, timeout: float) -> Any:
-        """What a call has returned. Its errors are raised here.
+        """Wait for the result of a call. Raises the error if the method raised one.
 
-        :raises ShardDied: if the shard died before it could answer.
-        :raises TimeoutError: if it has not answered in time.
+        :raises ShardDied: if the shard died before it answered.
+        :raises TimeoutError: if it has not answered after ``timeout`` seconds.
         """
 
     @abstractmethod
     def restart(self, shard: int) -> None:
-        """Replace a shard that died."""
+        """Replace a dead shard."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -70,13 +74,13 @@ class ShardTransport(ABC):
 
 
 def pack_call(method: str, arguments: tuple[Any, ...]) -> bytes:
-    """A call as a message."""
+    """Pickle a call for :func:`answer_call`."""
     return pickle.dumps((method, arguments), protocol=5)
 
 
 def answer_call(shard: Shard, message: bytes) -> bytes:
-    """Do what a message asks for. The reply has the result or the error."""
-    method, arguments = pickle.loads(message)  # of the learner that has made this shard
+    """Carry out a pickled call. Returns the pickled result or error, for :func:`result_of`."""
+    method, arguments = pickle.loads(message)  # trusted: from the learner that started this shard
     error: ExtraBuffersError | None = None
     result: Any = None
     try:
@@ -89,63 +93,53 @@ def answer_call(shard: Shard, message: bytes) -> bytes:
 
 
 def result_of(reply: bytes) -> Any:
-    """What a call has returned. Its errors are raised."""
-    result, error = pickle.loads(reply)  # of the shard that this learner has started
+    """The result in a reply. Raises the error if the method raised one."""
+    result, error = pickle.loads(reply)  # trusted: from a shard that this learner started
     if error is not None:
         raise error
     return result
 
 
-class _LocalCall:
-    """A call that waits, and then its result."""
-
-    def __init__(self, method: str, arguments: tuple[Any, ...]) -> None:
-        self.method, self.arguments = method, arguments
-        self.is_done = False
-        self.result: Any = None
-        self.error: Exception | None = None
-
-
 class LocalShards(ShardTransport):
-    """Shards in this process. They work while the learner waits for a result."""
+    """Shards in this process. They run while the learner waits for a result."""
 
     def __init__(self) -> None:
         self.shards: list[Shard | None] = []
         self._plans: list[ShardPlan] = []
-        self._waiting: list[deque[_LocalCall]] = []
+        self._waiting: list[deque[tuple[Future[Any], str, tuple[Any, ...]]]] = []
 
     def start(self, plans: list[ShardPlan]) -> None:
         self._plans = plans
         self.shards = [Shard(plan) for plan in plans]
         self._waiting = [deque() for _ in plans]
 
-    def call(self, shard: int, method: str, *arguments: Any) -> tuple[int, _LocalCall]:
-        call = _LocalCall(method, arguments)
-        self._waiting[shard].append(call)
-        return shard, call
+    def call(self, shard: int, method: str, *arguments: Any) -> tuple[int, Future[Any]]:
+        future: Future[Any] = Future()
+        self._waiting[shard].append((future, method, arguments))
+        return shard, future
 
-    def result(self, handle: tuple[int, _LocalCall], timeout: float) -> Any:
-        number, call = handle
-        while not call.is_done:
+    def result(self, handle: tuple[int, Future[Any]], timeout: float) -> Any:
+        number, future = handle
+        while not future.done():
             if not self._waiting[number]:
                 raise ShardDied("it was killed")
             self._work(number)
-        if call.error is not None:
-            raise call.error
-        return call.result
+        return future.result()
 
     def _work(self, number: int) -> None:
-        call, shard = self._waiting[number].popleft(), self.shards[number]
-        call.is_done = True
+        (future, method, arguments), shard = self._waiting[number].popleft(), self.shards[number]
         try:
             if shard is None:
                 raise ShardDied("it was killed")
-            call.result = getattr(shard, call.method)(*call.arguments)
+            future.set_result(getattr(shard, method)(*arguments))
         except Exception as error:
-            call.error = error
+            future.set_exception(error)
+        finally:
+            if not future.done():
+                future.set_result(None)  # Ctrl-C: the learner asks again
 
     def kill(self, shard: int) -> None:
-        """As if the process had died: for tests."""
+        """Let a shard die as if its process had been killed, for tests."""
         found = self.shards[shard]
         if found is not None:
             for part in found._buffers:

@@ -1,4 +1,4 @@
-"""A line in the terminal that shows what collectors and the learner do."""
+"""A status line in the terminal for learners with collectors."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any
 from stable_baselines3.common.callbacks import BaseCallback
 from tqdm import tqdm
 
-_EVERY = 0.5
-"""Seconds between two updates."""
+_UPDATE_SECONDS = 0.5
 
 
 class StatusLine(BaseCallback):
-    """A callback for a learner with collectors: progress, rates, and what goes wrong, in one line."""
+    """A callback that shows progress, throughput and restarts of collectors in one line."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +26,7 @@ class StatusLine(BaseCallback):
 
     def _on_step(self) -> bool:
         now = time.monotonic()
-        if now - self._updated >= _EVERY:
+        if now - self._updated >= _UPDATE_SECONDS:
             self._updated = now
             self._show()
         return True
@@ -39,11 +38,11 @@ class StatusLine(BaseCallback):
         if intake is not None:
             scalars = intake.statistics.scalars()
             parts = [
-                f"in {scalars['transitions_per_second']:,.0f}/s",
+                f"received {scalars['transitions_per_second']:,.0f}/s",
                 f"{scalars['bytes_per_transition']:,.0f} B each",
+                f"{intake.n_waiting} steps queued",
                 f"{model._n_updates:,} updates",
-                f"{intake.n_waiting} waiting",
-                f"weights {scalars['weights_behind']:.0f} behind",
+                f"weights {scalars['weights_behind']:.0f} versions old",
             ]
             if scalars["restarts"]:
                 parts.append(f"{scalars['restarts']:.0f} restarts")

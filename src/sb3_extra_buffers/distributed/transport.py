@@ -1,4 +1,4 @@
-"""How the learner reaches its collectors: the interface, and the form of it that needs no other process."""
+"""The interface between learner and collectors, and its implementation in a single process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sb3_extra_buffers.distributed.collector import Collector, CollectorPlan, Re
 
 
 class Reply(NamedTuple):
-    """The answer to a request; ``segment`` is ``None`` if the collector died before it could answer."""
+    """The answer to a request. ``segment`` is ``None`` if the collector died; then ``reason`` says why."""
 
     collector: int
     segment: npt.NDArray[np.uint8] | None
@@ -21,7 +21,7 @@ class Reply(NamedTuple):
 
 
 class Transport(ABC):
-    """Requests go out, segments come in. A collector answers its requests one after the other."""
+    """Sends requests to collectors and receives segments. A collector answers its requests in order."""
 
     @abstractmethod
     def start(self, plan: CollectorPlan, seeds: list[int | None]) -> None:
@@ -29,22 +29,22 @@ class Transport(ABC):
 
     @abstractmethod
     def publish(self, weights: Weights) -> Any:
-        """Make weights available to all collectors, and return a handle for :meth:`submit`."""
+        """Make weights available to all collectors. Returns a handle for :meth:`submit`."""
 
     @abstractmethod
     def submit(self, collector: int, request: Request, weights: Any) -> None:
-        """Ask a collector for a segment.
+        """Request a segment from a collector.
 
-        :param weights: What :meth:`publish` returned, or ``None`` if the collector has the newest.
+        :param weights: A handle of :meth:`publish`, or ``None`` if the collector has the newest weights.
         """
 
     @abstractmethod
     def replies(self, timeout: float) -> list[Reply]:
-        """All replies that have arrived. If there is none, wait for one, at most ``timeout`` seconds."""
+        """All replies that have arrived. If there are none, wait up to ``timeout`` seconds for one."""
 
     @abstractmethod
     def restart(self, collector: int, seed: int | None) -> None:
-        """Replace a collector that died. Requests that it has not answered are gone."""
+        """Replace a dead collector. Its unanswered requests are lost."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -52,7 +52,7 @@ class Transport(ABC):
 
 
 class LocalTransport(Transport):
-    """Collectors in this process. They work while the learner waits for replies."""
+    """Collectors in this process. They run while the learner waits for replies."""
 
     def __init__(self) -> None:
         self.collectors: list[Collector] = []

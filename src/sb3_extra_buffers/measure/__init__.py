@@ -1,7 +1,7 @@
-"""Measure memory and speed of buffers on your own environment. The command line and the benchmarks use these modules.
+"""Measure memory and speed of buffers on your own environment, as the command line and the benchmarks do.
 
-Transitions of an environment (:mod:`.environments`) are collected once into a file (:mod:`.transitions`), played at
-random or by a saved policy (:mod:`.policies`), so that every buffer (:mod:`.buffers`) stores the same data.
-:mod:`.comparison` measures memory (:mod:`.memory`) in fresh processes (:mod:`.processes`) and time in one process,
-and :mod:`.recommendation` picks a buffer. :mod:`.verification` compares values, :mod:`.training` whole trainings.
+Transitions of an environment (:mod:`.environments`), with actions from a random or saved policy (:mod:`.policies`), are
+written to a file once (:mod:`.transitions`), so that every buffer (:mod:`.buffers`) stores the same data.
+:mod:`.comparison` measures memory (:mod:`.memory`) in fresh processes (:mod:`.processes`), and time in one process.
+:mod:`.recommendation` picks a buffer. :mod:`.verification` compares stored values, :mod:`.training` trained networks.
 """

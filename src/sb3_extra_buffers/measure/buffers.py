@@ -1,6 +1,6 @@
-"""The buffers that are compared: SB3's own, and ours with each method.
+"""The buffers to compare: SB3's, and ours with a given method.
 
-A method is written as for ``compression_method``. After it, ``xN`` means ``frames_per_record=N`` and ``indexed`` means
+A method is a ``compression_method``, followed by options: ``xN`` sets ``frames_per_record=N``, and ``indexed`` sets
 ``indexed_colour=True``, as in ``"zstd-dict/9 x8"``.
 """
 
@@ -24,14 +24,14 @@ from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.measure.transitions import Transition
 
 SB3 = "SB3"
-"""Stands for SB3's own buffer where a method is expected."""
+"""Selects SB3's buffer where a method is expected."""
 _DEFAULT = (AUTO, "delta", "delta-zstd", "zstd-dict/3", "zstd-5", "lz4-frame/1", "igzip1", "gzip1", "none")
 _DEFAULT_RGB = ("bitpack", "delta-zstd indexed")
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a buffer is for. Sizes count transitions over all environments."""
+    """What a buffer has to store. Sizes count transitions over all environments."""
 
     kind: Literal["Replay", "Rollout"]
     observation_space: spaces.Space[Any]
@@ -39,12 +39,12 @@ class Task:
     n_envs: int
 
     def class_name(self, method: str) -> str:
-        """The class that stores such observations with ``method``, or SB3's."""
+        """The name of our class for these observations, or of SB3's if ``method`` is :data:`SB3`."""
         name = f"{'Dict' if isinstance(self.observation_space, spaces.Dict) else ''}{self.kind}Buffer"
         return name if method == SB3 else f"Compressed{name}"
 
     def make(self, method: str, size: int) -> Any:
-        """A buffer for ``size`` transitions."""
+        """Create a buffer for ``size`` transitions."""
         module: Any = sb3_buffers if method == SB3 else compressed_buffers
         options = {} if method == SB3 else buffer_arguments(method)
         # SB3's replay buffers count transitions, its rollout buffers steps.
@@ -54,9 +54,9 @@ class Task:
         )
 
     def add(self, buffer: Any, transition: Transition, value: th.Tensor | None = None) -> None:
-        """Store a step. A full rollout is dropped first.
+        """Store a step. A full rollout buffer is reset first.
 
-        :param value: For rollouts, what to store as value and, negated, as log-probability. Any numbers will do.
+        :param value: For rollouts, stored as value and, negated, as log-probability; 0 by default.
         """
         if self.kind == "Replay":
             buffer.add(*transition)
@@ -67,7 +67,7 @@ class Task:
         buffer.add(transition.obs, transition.action, transition.reward, transition.done, value, -value)
 
     def batches(self, buffer: Any, batch_size: int) -> Iterator[Any]:
-        """Batches without end. A rollout buffer must be full."""
+        """Yield batches endlessly. A rollout buffer must be full."""
         while True:
             if self.kind == "Replay":
                 yield buffer.sample(batch_size)
@@ -75,22 +75,22 @@ class Task:
                 yield from buffer.get(batch_size)
 
     def sb3_bytes(self, size: int) -> int:
-        """Bytes of the arrays in SB3's buffer for ``size`` transitions."""
+        """Size of the arrays in SB3's buffer for ``size`` transitions, in bytes."""
         arrays: list[Any] = []
-        for value in vars(self.make(SB3, self.n_envs)).values():  # the smallest buffer: one step
+        for value in vars(self.make(SB3, self.n_envs)).values():  # one step: the smallest buffer
             arrays += value.values() if isinstance(value, dict) else [value]
         return size * sum(array.nbytes for array in arrays if isinstance(array, np.ndarray)) // self.n_envs
 
 
 def default_methods(space: spaces.Space[Any]) -> list[str]:
-    """The installed methods that are worth comparing for such observations."""
+    """The installed methods that are worth comparing for these observations."""
     installed = (AUTO, *available_methods())
     methods = _DEFAULT + _DEFAULT_RGB if _is_rgb(space) else _DEFAULT
     return [method for method in methods if parse_method(method.split()[0]).name in installed]
 
 
 def buffer_arguments(method: str) -> dict[str, Any]:
-    """The constructor arguments that select ``method``: none for ``auto``, which is the default."""
+    """The constructor arguments that select ``method``; empty for ``auto``, which is the default."""
     name, *words = method.split() or [""]
     options: dict[str, Any] = {}
     for word in words:
@@ -100,18 +100,18 @@ def buffer_arguments(method: str) -> dict[str, Any]:
             options["indexed_colour"] = True
         else:
             raise ConfigurationError(
-                f"{word!r} in {method!r} is not an option. Write 'xN' for N frames per record, or 'indexed' for "
+                f"{word!r} in {method!r} is not an option. Options are 'xN' for N frames per record, and 'indexed' for "
                 "indexed colour."
             )
     parsed = parse_method(name)
     if parsed.name == AUTO:
         if options:
-            raise ConfigurationError(f"'auto' has no options, but {method!r} names some. Name another method.")
+            raise ConfigurationError(f"'auto' takes no options, but got {method!r}. Choose a method to set options.")
         return {}
-    create_codec(parsed, FrameSpec(48, np.dtype(np.uint8), channels=3), **options)  # raises if it is not possible
+    create_codec(parsed, FrameSpec(48, np.dtype(np.uint8), channels=3), **options)  # raises if the options do not fit
     return {"compression_method": name} | ({"compression_kwargs": options} if options else {})
 
 
 def _is_rgb(space: spaces.Space[Any]) -> bool:
-    """Whether observations are images, channels first, of one or several RGB frames."""
+    """Whether observations are images of one or several RGB frames, channels first."""
     return is_image_space(space, check_channels=False) and len(space.shape or ()) == 3 and space.shape[0] % 3 == 0  # type: ignore[index]

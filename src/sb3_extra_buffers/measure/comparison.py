@@ -1,4 +1,4 @@
-"""Memory and speed of our buffer with several methods, next to SB3's, on the same transitions."""
+"""Measure memory and speed of SB3's buffer, and of ours with several methods, on the same transitions."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from sb3_extra_buffers.storage.usage import readable
 
 _WARM_UP_STEPS = 200
 _POINTS = 8
-"""How often memory is measured while a buffer is filled."""
+"""Number of memory measurements while a buffer is filled."""
 _RSS_RESOLUTION = 1 << 18
-"""Smaller growth of resident memory is noise: it is counted in pages. The buffer's own accounting is used instead."""
+"""In bytes. RSS growth below this is noise: the buffer's own accounting is used instead."""
 
 
 class Point(NamedTuple):
     """The memory of a buffer at one moment."""
 
     transitions: int
-    """How many transitions the buffer held."""
+    """Transitions in the buffer."""
     codec: str
-    """The method in use; for ``auto``, the one that it had chosen by then."""
+    """The method in use; for ``auto``, its choice at that moment."""
     accounted: int
-    """Bytes, as the buffer counts them itself."""
+    """Bytes by the buffer's own accounting."""
     resident: int = 0
-    """Bytes by which the process had grown, if that was measured."""
+    """RSS growth of the process in bytes; 0 if not measured."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory of a buffer while it was filled."""
+    """The memory of a buffer while it is filled."""
 
     method: str
     points: list[Point]
@@ -56,14 +56,14 @@ class Memory:
 
     @property
     def measured(self) -> int:
-        """Bytes at the end."""
+        """Bytes of the filled buffer."""
         return max(self.points[-1].resident, self.points[-1].accounted)
 
     @property
     def bytes_per_transition(self) -> float:
-        """What one more transition would take: the growth in the second half, but only with the last codec.
+        """Bytes that one more transition would take, from the growth over the second half of the transitions.
 
-        ``auto`` may change the codec. What an earlier codec stored says nothing about later transitions.
+        Growth before ``auto`` last changed its codec does not count, because later transitions use the new one.
         """
         last, points = self.points[-1], self.points[len(self.points) // 2 - 1 :]
         changed = max((i for i, point in enumerate(points) if point.codec != last.codec), default=-1)
@@ -74,7 +74,7 @@ class Memory:
         return growth / max(1, last.transitions - start.transitions)
 
     def for_buffer_of(self, size: int) -> float:
-        """Bytes for ``size`` transitions, extrapolated if fewer were measured."""
+        """Bytes of a buffer with ``size`` transitions, extrapolated if fewer were measured."""
         return self.measured + self.bytes_per_transition * max(0, size - self.transitions)
 
 
@@ -84,7 +84,7 @@ class Result:
 
     memory: Memory
     buffer_bytes: float
-    """Memory for the buffer size that the user asked for."""
+    """Memory for the requested buffer size."""
     add: float
     """Microseconds for one step of all environments."""
     sample: float
@@ -102,7 +102,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All results. The first one is SB3's."""
+    """All results, SB3's first."""
 
     task: Task
     steps: int
@@ -122,16 +122,16 @@ class Comparison:
 def compare(
     task: Task, data: TransitionFile, methods: Sequence[str], buffer_size: int, batch_size: int, repeats: int
 ) -> Comparison:
-    """Measure memory in one fresh process per method, then the speed of all buffers, interleaved, in this process.
+    """Measure memory in one fresh process per method, then the speed of all buffers in this process.
 
-    Buffers are full before their speed is measured, as they are during most of a training.
+    Buffers are filled before their speed is measured, because they are full during most of a training.
     """
     held = min(buffer_size, data.transition_count)
     needed, available = task.sb3_bytes(held), available_memory()
     if needed > 0.8 * available:
         raise CapacityError(
-            f"SB3's buffer needs {readable(needed)} for {held:,} transitions, but only {readable(available)} are "
-            "available. Use fewer --steps."
+            f"SB3's buffer needs {readable(needed)} for {held:,} transitions, but only {readable(available)} of "
+            "memory are available. Use fewer --steps."
         )
     everyone = [SB3, *methods]
     with tqdm(everyone, "memory", unit="process") as bar:
@@ -155,8 +155,8 @@ def compare(
 
 
 def measure_memory(method: str, task: Task, data: TransitionFile, buffer_size: int) -> Memory:
-    """Measure how a process grows with a buffer for ``buffer_size`` transitions. Call it in a fresh process."""
-    if method == SB3:  # its arrays may not fit in memory, and grow alike whatever their size
+    """Measure the RSS growth of a process that fills a buffer. Call this in a fresh process."""
+    if method == SB3:  # the arrays of the full size may not fit in memory
         buffer_size = min(buffer_size, data.transition_count)
     _warm_up(method, task, data)
     before = settled_rss()
@@ -165,7 +165,7 @@ def measure_memory(method: str, task: Task, data: TransitionFile, buffer_size: i
 
 
 def _warm_up(method: str, task: Task, data: TransitionFile) -> None:
-    """Use a small buffer, so that imports, compiled kernels and the allocator's pools do not count."""
+    """Fill a small buffer, so that imports, compiling kernels and the allocator's pools do not count."""
     buffer = task.make(method, _WARM_UP_STEPS * task.n_envs)
     for transition in data.read(_WARM_UP_STEPS):
         task.add(buffer, transition)
@@ -178,7 +178,10 @@ def fill(
     steps: int,
     resident: Callable[[], int] = lambda: 0,
 ) -> list[Point]:
-    """Add ``steps`` transitions, and measure memory several times on the way and at the end."""
+    """Add ``steps`` steps of all environments, and measure memory at regular intervals and at the end.
+
+    :param resident: Returns the RSS growth so far.
+    """
     steps = _whole_rollouts(task, steps, buffer)
     points = []
     due = {max(1, steps * number // _POINTS) for number in range(1, _POINTS + 1)}
@@ -202,11 +205,11 @@ def time_buffers(
     batch_sizes: Sequence[int],
     repeats: int,
 ) -> dict[str, dict[str, float]]:
-    """Microseconds of ``"add"`` and, for each batch size, of ``"sample(32)"``, for each buffer.
+    """Time all buffers, and return microseconds by buffer and operation, such as ``"add"`` and ``"sample(32)"``.
 
-    Calls are interleaved, so that all buffers see the same machine load. ``sample`` is the median of ``repeats``
-    batches. ``add`` is the mean, because codecs work in bursts: they encode once in several steps. The slowest
-    hundredth of its calls, in which other processes took the core, does not count.
+    Calls are interleaved, so that all buffers see the same machine load. The time of ``sample`` is the median of
+    ``repeats`` batches. The time of ``add`` is the mean, because codecs encode only once in several steps. It leaves
+    out the slowest 1% of calls, in which other processes took the core.
     """
     adds: dict[str, list[float]] = {name: [] for name in buffers}
     order = list(buffers)
@@ -232,7 +235,7 @@ def time_buffers(
 
 
 def _whole_rollouts(task: Task, steps: int, buffer: Any) -> int:
-    """``steps``, or fewer, so that the last rollout is complete."""
+    """``steps``, rounded down so that the last rollout is complete."""
     if task.kind == "Replay" or steps < buffer.buffer_size:
         return steps
     return int(steps // buffer.buffer_size * buffer.buffer_size)

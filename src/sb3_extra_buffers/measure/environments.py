@@ -1,4 +1,4 @@
-"""Make environments by their Gymnasium id, wrapped as SB3 wraps them."""
+"""Make environments from a Gymnasium id, wrapped as SB3 wraps them."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def make_env(
 ) -> VecEnv:
     """Make ``n_envs`` copies of an environment, all in this process.
 
-    Atari games get SB3's wrappers and stacks of four frames, unless ``wrapper`` is given. Images become channels
-    first, as in SB3's algorithms.
+    Atari games get SB3's wrappers and stacks of four frames, unless ``wrapper`` is given. Images are transposed to
+    channels first, as in SB3's algorithms.
 
     :param env_id: A Gymnasium id, such as ``"CartPole-v1"``, or ``"module:id"`` if ``module`` registers it.
-    :param frame_stack: How many frames an observation stacks; 1 for none.
+    :param frame_stack: Frames per observation; 1 for no stacking. By default 4 for Atari, else 1.
     :param env_kwargs: Arguments for ``gymnasium.make``.
-    :param wrapper: A wrapper class, written ``"module:Class"``.
+    :param wrapper: A wrapper class, as ``"module:Class"``.
     """
     wrap = None if wrapper is None else _wrapper_class(wrapper)
     kwargs = dict(env_kwargs or {})
@@ -62,7 +62,7 @@ def make_env(
 def is_atari(env_id: str) -> bool:
     """Whether the environment is registered by ``ale_py``, the Arcade Learning Environment."""
     if is_installed("ale_py"):
-        ale_py = importlib.import_module("ale_py")  # which registers its games
+        ale_py = importlib.import_module("ale_py")  # registers its games
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner between the progress bars
     elif env_id.startswith("ALE/") or "NoFrameskip-v" in env_id:
         require("ale_py", f"The environment {env_id!r}", "atari")
@@ -71,7 +71,7 @@ def is_atari(env_id: str) -> bool:
 
 
 def describe(space: spaces.Space[Any]) -> str:
-    """Dtype and shape, ``uint8 (4, 84, 84)``; for a Dict, those of each key."""
+    """Dtype and shape, such as ``uint8 (4, 84, 84)``; for a Dict, one for each key."""
     if isinstance(space, spaces.Dict):
         return ", ".join(f"{key}: {describe(part)}" for key, part in space.spaces.items())
     return f"{space.dtype} {space.shape}" if space.shape is not None else repr(space)
@@ -81,20 +81,25 @@ def _make_one(env_id: str, wrap: Wrapper | None, **kwargs: Any) -> gym.Env[Any, 
     env = gym.make(env_id, **kwargs)
     if wrap is not None:
         env = wrap(env)
-    space = env.observation_space
-    keys = space.spaces if isinstance(space, spaces.Dict) else {"": space}
-    wrong = [f"{key} ({type(part).__name__})".strip() for key, part in keys.items() if not isinstance(part, _NUMBERS)]
-    what = "keys that are not numbers" if isinstance(space, spaces.Dict) else "a type that SB3 does not support"
-    whose = "observations"
-    if not wrong and not isinstance(env.action_space, _NUMBERS):
-        whose, what, wrong = "actions", "a type that SB3 does not support", [f"({type(env.action_space).__name__})"]
-    if wrong:
+    if problem := _unsupported(env.observation_space, env.action_space):
         env.close()
         raise EnvironmentMakeError(
-            f"The {whose} of {env_id!r} have {what}: {', '.join(wrong)}. "
-            "Pass a wrapper that removes or converts them: --wrapper module:Class."
+            f"The {problem} in {env_id!r}. Pass a wrapper that removes or converts them: --wrapper module:Class."
         )
     return env
+
+
+def _unsupported(observations: spaces.Space[Any], actions: spaces.Space[Any]) -> str | None:
+    """Which of these spaces SB3 does not support, for an error message."""
+    if isinstance(observations, spaces.Dict):
+        parts = observations.spaces.items()
+        if wrong := [f"{key} ({type(part).__name__})" for key, part in parts if not isinstance(part, _NUMBERS)]:
+            return f"observations have keys that SB3 does not support: {', '.join(wrong)}"
+    elif not isinstance(observations, _NUMBERS):
+        return f"observations have a type that SB3 does not support: {type(observations).__name__}"
+    if not isinstance(actions, _NUMBERS):
+        return f"actions have a type that SB3 does not support: {type(actions).__name__}"
+    return None
 
 
 def _wrapper_class(path: str) -> Wrapper:
@@ -103,7 +108,7 @@ def _wrapper_class(path: str) -> Wrapper:
         wrap: Wrapper = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(
-            f"There is no wrapper {path!r}: {error}. Write 'module:Class', such as "
+            f"There is no wrapper {path!r}: {error}. Pass 'module:Class', such as "
             "gymnasium.wrappers:FlattenObservation."
         ) from error
     return wrap
@@ -112,15 +117,15 @@ def _wrapper_class(path: str) -> Wrapper:
 def _why_not(env_id: str, error: Exception) -> str:
     reason = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, gym.error.UnregisteredEnv):
-        package = re.split(r"[-/]", env_id)[0].lower()  # most packages name their environments after themselves
+        package = re.split(r"[-/]", env_id)[0].lower()  # many environments have the name of their package
         known = package if package.isidentifier() and is_installed(package) else "module"
         return (
-            f"There is no environment {env_id!r}: {reason} If a package or a file of yours registers it, "
-            f"name its module, too: --env {known}:{env_id.rpartition(':')[2]}"
+            f"There is no environment {env_id!r}: {reason} If a module must be imported to register it, "
+            f"add the module: --env {known}:{env_id.rpartition(':')[2]}"
         )
     if isinstance(error, ModuleNotFoundError):
         return (
             f"The environment {env_id!r} needs a package that is not installed: {reason.rstrip('.')}. Install it with "
-            "pip. If it is a file of yours, run the command in the folder of that file."
+            "pip. If it is a file, run the command in the folder of that file."
         )
     return f"The environment {env_id!r} cannot be made: {reason}"

@@ -1,7 +1,6 @@
-"""Resident memory of this process, and the memory that is still available.
+"""Resident memory (RSS) of this process, and available memory of the machine.
 
-The memory of a process is more than the sizes of its Python objects: holes between objects count, too, and so do pages
-that are never returned to the system. So measure in a fresh process, with
+Resident memory includes fragmentation, and freed pages that the allocator keeps. So measure in a fresh process, with
 :func:`~sb3_extra_buffers.measure.processes.run_in_fresh_process`.
 """
 
@@ -24,7 +23,7 @@ def rss() -> int:
 
 
 def settled_rss() -> int:
-    """Resident memory after garbage collection and, with glibc, after freed memory was returned to the system."""
+    """Resident memory in bytes, after garbage collection and, with glibc, after returning freed memory."""
     gc.collect()
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)
@@ -32,9 +31,9 @@ def settled_rss() -> int:
 
 
 def peak_rss() -> int:
-    """The peak of this process's resident memory, in bytes."""
+    """Peak resident memory of this process, in bytes."""
     if _PROCESS_STATUS.exists():
-        # On Linux a new process inherits ru_maxrss from its parent. VmHWM starts at zero.
+        # On Linux, a new process inherits ru_maxrss from its parent, but VmHWM starts at zero.
         for line in _PROCESS_STATUS.read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
@@ -52,7 +51,7 @@ def available_memory() -> int:
 
 
 def _left_by_cgroups(root: Path = Path("/")) -> list[int]:
-    """What the memory limits of this process's control groups leave. ``root`` is for tests."""
+    """Bytes left under the memory limit of each control group of this process. ``root`` is for tests."""
     membership = root / "proc/self/cgroup"
     if not membership.exists():
         return []
@@ -65,7 +64,7 @@ def _left_by_cgroups(root: Path = Path("/")) -> list[int]:
             tree, limit, usage = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
         else:
             continue
-        # The limits of all parent groups apply. In a container, the path may belong to the host and not exist.
+        # The limits of all parent groups apply. In a container, the path may be one of the host and not exist here.
         names = [name for name in path.split("/") if name not in ("", "..")]
         for depth in range(len(names) + 1):
             group = tree.joinpath(*names[:depth])
@@ -76,7 +75,7 @@ def _left_by_cgroups(root: Path = Path("/")) -> list[int]:
 
 
 def _cached(group: Path) -> int:
-    """The file cache of a control group, which counts as used but which the kernel drops when memory is short."""
+    """Bytes of a control group's page cache that the kernel can drop. They count as used."""
     with contextlib.suppress(OSError, ValueError):
         rows = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         return int(rows.get("total_inactive_file", rows.get("inactive_file", 0)))

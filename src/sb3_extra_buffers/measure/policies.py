@@ -1,4 +1,4 @@
-"""Policies that play an environment: random actions, or the policy of a model that SB3 saved."""
+"""Policies that play an environment: random actions, or the policy of a saved SB3 model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sb3_extra_buffers.measure.environments import describe
 
 
 class RandomPolicy:
-    """Samples actions uniformly. It has the ``predict`` of an SB3 model."""
+    """Samples random actions, with the ``predict`` method of an SB3 model."""
 
     def __init__(self, space: spaces.Space[Any], n_envs: int, seed: int) -> None:
         self.space = space
@@ -32,7 +32,7 @@ class RandomPolicy:
 
 
 def load_policy(path: Path, env: VecEnv) -> BasePolicy:
-    """Load the policy of a model to play ``env``. Its buffer and its algorithm are not needed for that."""
+    """Load only the policy of a saved model, to play ``env``."""
     try:
         data, parameters, _ = load_from_zip_file(path, device="cpu")
         assert data is not None
@@ -42,10 +42,10 @@ def load_policy(path: Path, env: VecEnv) -> BasePolicy:
             *spaces_of_model.values(), lr_schedule=lambda _: 0.0, **sde | data["policy_kwargs"]
         )
         policy.load_state_dict(parameters["policy"])  # type: ignore[arg-type]  # a dict of tensors
-    except Exception as error:  # what a file that is no model raises depends on what it is
+    except Exception as error:  # a file that is no model may raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigurationError(
-            f"The policy in {str(path)!r} cannot be loaded ({reason}). Pass a model that SB3 saved, a .zip. "
+            f"Cannot load the policy in {str(path)!r} ({reason}). Pass a .zip file that an SB3 model saved. "
             'Models of sb3-contrib need: pip install "sb3-extra-buffers[contrib]"'
         ) from error
     for name, theirs in spaces_of_model.items():
@@ -53,6 +53,6 @@ def load_policy(path: Path, env: VecEnv) -> BasePolicy:
         if ours != theirs:
             raise ConfigurationError(
                 f"The model {str(path)!r} was trained with the {name.replace('_', ' ')} {describe(theirs)}, but the "
-                f"environment has {describe(ours)}. Use the environment and the --frame-stack of its training."
+                f"environment has {describe(ours)}. Use the same environment and --frame-stack as in its training."
             )
     return policy

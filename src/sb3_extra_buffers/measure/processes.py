@@ -1,4 +1,4 @@
-"""Run a function in a fresh process, which never outlives this one."""
+"""Run a function in a fresh process, which ends when this one ends."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ T = TypeVar("T")
 
 
 def run_in_fresh_process(func: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call ``func`` in a new interpreter and return its result; arguments and result must be picklable."""
+    """Call ``func`` in a new interpreter and return its result. Arguments and result must be picklable.
+
+    :raises WorkerError: if the process dies, for instance because memory runs out.
+    """
     code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import _work; _work()"
-    # In its own process group, the process does not get the terminal's Ctrl-C. This process kills it instead.
+    # In its own session, the process does not get the terminal's Ctrl-C. This process kills it instead.
     with subprocess.Popen(
         [sys.executable, "-c", code],
         stdin=subprocess.PIPE,
@@ -35,7 +38,7 @@ def run_in_fresh_process(func: Callable[P, T], *args: P.args, **kwargs: P.kwargs
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            # Pickled twice: the process can read the bytes, and watch this one, before it imports what func needs.
+            # Pickled twice: the process can read the bytes, and start to watch its parent, before it imports func.
             pickle.dump(cloudpickle.dumps((func, args, kwargs)), process.stdin)
             process.stdin.flush()
             succeeded, outcome = pickle.load(process.stdout)
@@ -43,15 +46,15 @@ def run_in_fresh_process(func: Callable[P, T], *args: P.args, **kwargs: P.kwargs
         except (EOFError, BrokenPipeError, pickle.UnpicklingError):
             raise WorkerError(_how_it_ended(process.wait())) from None
         finally:
-            process.kill()  # does nothing if it has ended, as it has unless this process is interrupted
+            process.kill()  # after an interruption; otherwise it has ended already
     if not succeeded:
         error, where = outcome
-        raise error from WorkerError(f"In the process that measures:\n{where}")
+        raise error from WorkerError(f"Raised in the measuring process:\n{where}")
     return cast(T, outcome)
 
 
 def _work() -> None:
-    # Standard output carries the result. What the function prints must not get into it.
+    # The original standard output carries only the result. The function prints to standard error.
     with os.fdopen(os.dup(1), "wb") as results:
         os.dup2(2, 1)
         try:
@@ -59,7 +62,7 @@ def _work() -> None:
         except EOFError:  # the parent was interrupted
             os._exit(1)
         threading.Thread(target=_end_with_parent, daemon=True).start()
-        # tqdm's own lock is a semaphore of the system, which outlives a process that is killed.
+        # tqdm's default lock is a system semaphore, which outlives a killed process.
         tqdm.set_lock(threading.RLock())
         try:
             func, args, kwargs = pickle.loads(work)
@@ -70,7 +73,7 @@ def _work() -> None:
 
 
 def _end_with_parent() -> None:
-    os.read(0, 1)  # returns when the pipe closes: nothing more is ever sent
+    os.read(0, 1)  # returns when the parent ends, which closes the pipe
     os._exit(1)
 
 
@@ -84,5 +87,5 @@ def _picklable(error: Exception) -> Exception:
 
 def _how_it_ended(exit_code: int) -> str:
     if exit_code == -getattr(signal, "SIGKILL", 9):
-        return "The process that measures was killed. The system does that when memory runs out: use fewer steps."
-    return f"The process that measures ended with exit code {exit_code}. What it printed above may say why."
+        return "The measuring process was killed, probably because memory ran out: use fewer steps."
+    return f"The measuring process ended with exit code {exit_code}. Its output above may say why."

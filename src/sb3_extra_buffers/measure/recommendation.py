@@ -1,4 +1,4 @@
-"""Which buffer to use, why, and the lines of code for it."""
+"""Recommend a buffer, with the reason and code to paste."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ _ALGORITHMS: dict[str, tuple[Literal["Replay", "Rollout"], tuple[type[spaces.Spa
     "ppo": ("Rollout", _ANY),
     "a2c": ("Rollout", _ANY),
 }
-"""The kind of buffer of an algorithm, and the actions that it supports."""
+"""For each algorithm, the kind of its buffer and the action spaces that it supports."""
 _MIN_CNN_SIDE = 36
-"""The network of SB3's CnnPolicy does not fit smaller images."""
+"""In pixels. SB3's CnnPolicy cannot process smaller images."""
 
 _MIN_RATIO, _MIN_RATIO_IF_SLOWER = 1.5, 3.0
-"""A smaller saving of memory is not worth a change, or not worth a slower buffer."""
+"""Minimum ratio of SB3's memory to ours for a recommendation: in general, and if ours is slower."""
 _SAME = 1.05
-"""Two measurements within this factor count as equal: another run may order them differently."""
+"""Measurements within this factor count as equal, because the next run may order them differently."""
 _AUTO_TOLERANCE = 1.25
-"""Another method must be better than ``auto`` by this factor to be preferred to it."""
+"""Another method is preferred to ``auto`` only if it is better by this factor."""
 
 
 @dataclass(frozen=True)
 class Recommendation:
     result: Result
     text: str
-    """One or two sentences: what to use, and what that gives."""
+    """One or two sentences: which buffer to use, and why."""
     code: str
-    """Lines to paste; empty if SB3's buffer is the best."""
+    """Lines to paste; empty if SB3's buffer is recommended."""
 
 
 def choose_algorithm(action_space: spaces.Space[Any], wanted: str | None = None) -> str:
-    """The algorithm to recommend: the one that is wanted, or the first that supports such actions."""
+    """The wanted algorithm if it supports the action space; by default the first one that does."""
     fitting = [name for name, (_, actions) in _ALGORITHMS.items() if isinstance(action_space, actions)]
     if wanted is not None and wanted not in fitting:
         raise ConfigurationError(
-            f"{wanted.upper()} does not support actions of type {type(action_space).__name__}. "
+            f"{wanted.upper()} does not support {type(action_space).__name__} actions. "
             f"Use --algo {', '.join(fitting[:-1])} or {fitting[-1]}."
         )
     return wanted or fitting[0]
@@ -58,7 +58,7 @@ def buffer_kind(algorithm: str) -> Literal["Replay", "Rollout"]:
 
 
 def recommend(comparison: Comparison, algorithm: str = "dqn") -> Recommendation:
-    """The smallest of the buffers that are as fast as SB3's; if none is, the best compromise."""
+    """Pick the smallest buffer that is as fast as SB3's; if there is none, the best compromise."""
     sb3, *ours = comparison.results
     as_fast = [result for result in ours if result.time <= _SAME * sb3.time]
     fast = [result for result in as_fast if sb3.buffer_bytes >= _MIN_RATIO * result.buffer_bytes]
@@ -78,12 +78,12 @@ def recommend(comparison: Comparison, algorithm: str = "dqn") -> Recommendation:
     if not fast:
         text += " All methods that save memory are slower than SB3's buffer here; this is the best compromise."
     elif chosen.buffer_bytes > _AUTO_TOLERANCE * best.buffer_bytes:
-        text += f" {best.method} needs even less ({_ratio(sb3, best)} less than SB3's), but is slower than this."
+        text += f" {best.method} uses even less memory ({_ratio(sb3, best)} less than SB3), but is slower."
     return Recommendation(chosen, text, _code(comparison, chosen.method, algorithm))
 
 
 def _first_of_equals(best: Result, candidates: list[Result]) -> Result:
-    """The first result that differs from the best by no more than noise. The order is that of the table."""
+    """The first result, in the order of the table, that is as good as the best within noise."""
     return next(
         result
         for result in candidates
@@ -92,7 +92,7 @@ def _first_of_equals(best: Result, candidates: list[Result]) -> Result:
 
 
 def _code(comparison: Comparison, method: str, algorithm: str) -> str:
-    """The lines that use the buffer."""
+    """Lines that create a model with the buffer."""
     task = comparison.task
     kind, class_name, arguments = task.kind.lower(), task.class_name(method), buffer_arguments(method)
     options = {"buffer_size": f"{comparison.buffer_size:_}"}
@@ -110,7 +110,7 @@ def _code(comparison: Comparison, method: str, algorithm: str) -> str:
 
 
 def policy_name(space: spaces.Space[Any]) -> str:
-    """The policy of SB3 that can see such observations, which are channels first."""
+    """The SB3 policy for an observation space with images channels first."""
     if isinstance(space, spaces.Dict):
         return "MultiInputPolicy"
     fits = is_image_space(space) and min((space.shape or ())[1:]) >= _MIN_CNN_SIDE
@@ -118,7 +118,7 @@ def policy_name(space: spaces.Space[Any]) -> str:
 
 
 def _cost(result: Result) -> float:
-    """Memory and time, weighed as ``auto`` weighs them."""
+    """Memory and time, weighted as by ``auto``; lower is better."""
     return float(result.buffer_bytes * result.time**TIME_WEIGHT)
 
 

@@ -1,4 +1,4 @@
-"""Train DQN on an Atari game, and measure the speed and the memory of its replay buffer."""
+"""Train DQN on an Atari game, and measure speed and memory with a given replay buffer."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _WARM_UP_STEPS = 250
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """What was measured."""
+    """Results of :func:`train`."""
 
     transitions: int
     seconds: float
     buffer_bytes: int
     peak_rss: int
     memory_usage: str
-    """The buffer's own account, if it gives one."""
+    """The text of ``memory_usage()``; empty for SB3's buffer."""
     policy_hash: str
 
 
 def train(method: str, env_id: str, steps: int, buffer_size: int, seed: int) -> TrainingRun:
-    """Train with SB3's buffer or with ours. Call it in a fresh process."""
+    """Train with SB3's buffer or with ours. Call this in a fresh process."""
     env = make_env(env_id, N_ENVS, seed)
     task = Task("Replay", env.observation_space, env.action_space, N_ENVS)
-    # A small buffer first, so that loading and compiling code does not count.
+    # Use a small buffer first, so that imports and compiling kernels do not count.
     small = task.make(method, 1_000)
     for transition in collect(env, min(_WARM_UP_STEPS, steps)):
         small.add(*transition)
@@ -66,14 +66,14 @@ def train(method: str, env_id: str, steps: int, buffer_size: int, seed: int) -> 
     buffer: Any = model.replay_buffer
     usage = repr(buffer.memory_usage()) if hasattr(buffer, "memory_usage") else ""
     transitions = buffer.size() * N_ENVS
-    # The buffer's memory is what the system gets back without it: training grows the process for other reasons, too.
+    # Measure what deleting the buffer frees: during training, the process also grows for other reasons.
     with_buffer = settled_rss()
     model.replay_buffer = buffer = None
     return TrainingRun(transitions, seconds, with_buffer - settled_rss(), peak_rss(), usage, hash_of(model.policy))
 
 
 def hash_of(policy: BasePolicy) -> str:
-    """The SHA-256 of all weights."""
+    """The SHA-256 digest of all weights."""
     digest = hashlib.sha256()
     for name, tensor in policy.state_dict().items():
         digest.update(name.encode())

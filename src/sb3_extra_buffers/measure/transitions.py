@@ -1,4 +1,4 @@
-"""Transitions of an environment, collected once and kept in a file, so that every buffer stores the same data."""
+"""Collect transitions of an environment, and keep them in a file, so that every buffer stores the same data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import gzip
 import pickle
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,9 @@ from sb3_extra_buffers.training_utils.collection import Transition as Transition
 
 
 def collect(env: VecEnv, steps: int, seed: int = 0, policy: Any = None) -> Iterator[Transition]:
-    """Yield ``steps`` transitions as SB3 stores them.
+    """Yield ``steps`` steps of all environments, as SB3 adds them to a replay buffer.
 
-    :param policy: Anything with the ``predict`` of an SB3 model; by default, random actions.
+    :param policy: Any object with the ``predict`` method of an SB3 model; by default, random actions.
     """
     collector = Collector(env, policy or RandomPolicy(env.action_space, env.num_envs, seed), deterministic=False)
     for _ in range(steps):
@@ -33,9 +32,9 @@ def collect(env: VecEnv, steps: int, seed: int = 0, policy: Any = None) -> Itera
 
 @dataclass(frozen=True)
 class TransitionFile:
-    """``steps`` steps of ``n_envs`` environments in a file.
+    """A file with ``steps`` steps of ``n_envs`` environments.
 
-    It is read step by step: a process that measures memory needs hardly any for the data itself.
+    It is read step by step, so that the data takes hardly any memory where buffers are measured.
     """
 
     path: Path
@@ -50,7 +49,7 @@ class TransitionFile:
 
     @classmethod
     def write(cls, path: Path, env: VecEnv, transitions: Iterable[Transition]) -> TransitionFile:
-        """Write transitions of ``env``. An observation that is also the last ``next_obs`` is written once."""
+        """Write transitions of ``env``. ``obs`` is written only after a reset: else it is the last ``next_obs``."""
         steps, is_reset = 0, True
         with gzip.open(path, "wb", compresslevel=1) as file:
             for obs, next_obs, action, reward, done, infos in transitions:
@@ -61,16 +60,13 @@ class TransitionFile:
         return cls(path, steps, env.num_envs, env.observation_space, env.action_space)
 
     def read(self, steps: int | None = None) -> Iterator[Transition]:
-        """Yield all transitions, or the first ``steps``: the same values, in the same memory layout.
+        """Yield all transitions, or the first ``steps``, with the same values and memory layout.
 
-        ``infos`` only has what buffers read, ``TimeLimit.truncated``.
+        ``infos`` has only the key that buffers read, ``TimeLimit.truncated``.
         """
-        return islice(self._read(), steps)
-
-    def _read(self) -> Iterator[Transition]:
         next_obs: Any = None
         with gzip.open(self.path, "rb") as file:
-            for _ in range(self.steps):
+            for _ in range(self.steps if steps is None else min(steps, self.steps)):
                 packed_obs, packed_next_obs = pickle.load(file)
                 action, reward, done, truncated = pickle.load(file)
                 obs = next_obs if packed_obs is None else _unpacked(packed_obs)
@@ -80,7 +76,7 @@ class TransitionFile:
 
 
 def _packed(observations: Any) -> Any:
-    """Arrays in C order, each with the order of its axes: pickle would forget how SB3 transposes images."""
+    """Arrays in C order with their order of axes, because pickle does not keep the strides of transposed images."""
 
     def packed(array: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
         axes = np.argsort([-stride for stride in array.strides], kind="stable")

@@ -1,4 +1,4 @@
-"""Store the same transitions in SB3's buffer and in ours, and compare everything that they return."""
+"""Store the same transitions in SB3's buffer and in ours, and compare all values that they return."""
 
 from __future__ import annotations
 
@@ -21,30 +21,31 @@ OBSERVATIONS = ("observations", "next_observations")
 STORED = (*OBSERVATIONS, "actions", "rewards", "dones", "timeouts")
 BATCH_SIZE = 64
 SAMPLES = 200
-"""How often a replay buffer is sampled from."""
+"""Number of batches drawn from a replay buffer."""
 EPOCHS = 2
-"""How often each rollout is read, as PPO does."""
+"""Passes over each rollout, as in PPO."""
 _SLOTS_AT_ONCE = 64
 
 
 @dataclass
 class Tally:
-    """How much was compared. All of it was identical."""
+    """How much was compared and found identical."""
 
     observations: int = 0
     batches: int = 0
     fills: int = 0
-    """How often the buffers were filled completely."""
+    """How many times the buffers became full."""
 
 
 class Verification:
-    """Adds every transition to SB3's buffer and to ours, and compares them.
+    """Adds every transition to SB3's buffer and to ours, and compares the buffers.
 
-    Replay buffers: batches often, and everything stored whenever they are full. Rollout buffers: every batch of every
-    rollout.
+    It compares batches of replay buffers at regular intervals, and their whole contents each time they are full. It
+    compares every batch of every rollout.
 
-    :param size: Transitions in each buffer, counted over all environments.
-    :param steps: How many steps will be added.
+    :param size: Transitions in each buffer, over all environments.
+    :param steps: How many steps of all environments will be added.
+    :raises MismatchError: from all methods, at the first difference.
     """
 
     def __init__(self, task: Task, method: str, size: int, steps: int, seed: int) -> None:
@@ -85,7 +86,7 @@ class Verification:
         try:
             _compare(theirs, ours, lambda row: f"row {row} of a batch drawn after step {self._step}", self.tally)
         except MismatchError:
-            self._compare_stored()  # if the stored data is wrong, this error is more precise
+            self._compare_stored()  # if the stored data is wrong, this raises a more precise error
             raise
         self.tally.batches += 1
 
@@ -124,7 +125,7 @@ class Verification:
 
 
 def first_difference(expected: Array, actual: Array) -> int | None:
-    """The first row that differs in any bit, so that NaN equals itself and ``-0.0`` is not ``0.0``."""
+    """The first row that differs in any bit: NaN equals itself, but ``-0.0`` is not ``0.0``."""
     if expected.dtype != actual.dtype or expected.shape != actual.shape:
         raise MismatchError(
             f"SB3's buffer returns {expected.dtype} {expected.shape}, ours {actual.dtype} {actual.shape}."
@@ -137,7 +138,7 @@ def first_difference(expected: Array, actual: Array) -> int | None:
 
 
 def _compare(theirs: Mapping[str, Any], ours: Mapping[str, Any], where: Callable[[int], str], tally: Tally) -> None:
-    """Compare fields of many rows; ``where`` says where a row comes from."""
+    """Compare all fields of a batch. ``where`` describes the origin of a row for the error message."""
     for name, expected_field in theirs.items():
         for key, expected, actual in _arrays(expected_field, ours[name]):
             row = first_difference(expected, actual)
@@ -148,16 +149,16 @@ def _compare(theirs: Mapping[str, Any], ours: Mapping[str, Any], where: Callable
 
 
 def _arrays(expected: Any, actual: Any) -> Iterator[tuple[str, Array, Array]]:
-    """The arrays of a field, with their keys if it is a Dict."""
+    """The two arrays of each key of a Dict field; for another field, with an empty key."""
     if isinstance(expected, Mapping):
         for key in expected:
             yield key, np.asarray(expected[key]), np.asarray(actual[key])
-    elif expected is not None or actual is not None:  # a batch may have no discounts
+    elif expected is not None or actual is not None:  # discounts may be None
         yield "", np.asarray(expected), np.asarray(actual)
 
 
 def _rows(field: Any, slots: slice) -> Any:
-    """Slots and environments of a stored field as one axis."""
+    """Rows of a stored field, with slots and environments flattened into one axis."""
     if isinstance(field, Mapping):
         return {key: _rows(part, slots) for key, part in field.items()}
     array = np.asarray(field[slots])
@@ -174,7 +175,7 @@ def _mismatch(field: str, where: str, expected: Array, actual: Array) -> Mismatc
 
 
 def _seeded(seed: int, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call with NumPy's global generator seeded, and restore its state."""
+    """Seed NumPy's global generator, call the function, and restore the generator's state."""
     state = np.random.get_state()
     np.random.seed(seed % (1 << 32))
     try:
