@@ -6,6 +6,10 @@ frames, and the frames that they refer to, are known to the device alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import is_
+from typing import Any
+
 import numpy as np
 import torch as th
 
@@ -13,8 +17,15 @@ from sb3_extra_buffers.codecs.base import Codec, FrameSpec, Indices
 from sb3_extra_buffers.codecs.delta import DeltaCodec
 from sb3_extra_buffers.codecs.delta_words import DeltaWordsCodec
 from sb3_extra_buffers.codecs.rle import RleCodec
-from sb3_extra_buffers.gpu_buffers.kernels import DeviceFrames, ObservationBatch, kernel_module
+from sb3_extra_buffers.gpu_buffers.kernels import (
+    DeviceFrames,
+    ObservationBatch,
+    RepeatedLaunch,
+    kernel_module,
+)
 from sb3_extra_buffers.storage.config import CodecRecipe
+
+_MOST_LAUNCHES = 8
 
 
 class DeviceDelta(DeltaWordsCodec):
@@ -35,8 +46,10 @@ class DeviceDelta(DeltaWordsCodec):
         """Write what was measured, as ordered."""
         kernel_module("delta").write_delta(frames)
 
-    def gather(self, frames: DeviceFrames, batch: ObservationBatch) -> None:
-        kernel_module("delta").gather_delta(frames, batch)
+    def gather_launch(self, frames: DeviceFrames, batch: ObservationBatch) -> RepeatedLaunch:
+        """What rebuilds the observations of ``batch``, and of others like it."""
+        launch: RepeatedLaunch = kernel_module("delta").gather_delta(frames, batch)
+        return launch
 
     def references_for(self, n_lanes: int) -> Indices:
         """The reference of each lane; 0 where a lane has none yet."""
@@ -85,8 +98,9 @@ class DeviceRle(RleCodec):
     def write(self, frames: DeviceFrames) -> None:
         kernel_module("rle").write_rle(frames, *self._sizes)
 
-    def gather(self, frames: DeviceFrames, batch: ObservationBatch) -> None:
-        kernel_module("rle").gather_rle(frames, batch, *self._sizes[:2])
+    def gather_launch(self, frames: DeviceFrames, batch: ObservationBatch) -> RepeatedLaunch:
+        launch: RepeatedLaunch = kernel_module("rle").gather_rle(frames, batch, *self._sizes[:2])
+        return launch
 
     @property
     def _sizes(self) -> tuple[int, int, int]:
@@ -109,3 +123,27 @@ def host_codec(recipe: CodecRecipe, frame: FrameSpec) -> Codec:
     codec = recipe.build(frame)
     # The records of a device, so that a buffer that is saved on one machine can be loaded on another.
     return DeltaWordsCodec(frame, **recipe.options) if isinstance(codec, DeltaCodec) else codec
+
+
+class GatherLaunches:
+    """Launches that rebuild observations, kept for further batches of the same size from the same tensors."""
+
+    def __init__(self) -> None:
+        self._launches: dict[Any, tuple[tuple[Any, ...], RepeatedLaunch]] = {}
+
+    def run(
+        self,
+        make: Callable[[DeviceFrames, ObservationBatch], RepeatedLaunch],
+        frames: DeviceFrames,
+        batch: ObservationBatch,
+    ) -> None:
+        """Rebuild a batch. If no earlier launch serves for it, ``make`` one."""
+        places, ends, outs, fields = batch
+        key = places.n, places.envs_at, len(outs), fields is None
+        sources = frames, places.numbers, ends[0], ends[-1], fields and fields.fields
+        known = self._launches.get(key)
+        if known is None or not all(map(is_, known[0], sources)):
+            if known is not None or len(self._launches) == _MOST_LAUNCHES:
+                self._launches.clear()  # they keep outgrown tensors alive
+            known = self._launches[key] = sources, make(frames, batch)
+        known[1](batch.outputs)

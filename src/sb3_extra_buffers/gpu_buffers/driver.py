@@ -11,7 +11,7 @@ import os
 import struct
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch as th
@@ -66,7 +66,7 @@ def copy_to_device(target: int, source: int, size: int, stream: int) -> None:
 
 
 class Kernel:
-    """A kernel that Triton has compiled, with memory for its arguments: tensors first, and then numbers of 32 bits.
+    """A kernel that Triton has compiled. Its arguments are tensors first, and then numbers of 32 bits.
 
     :param compiled: What Triton returns from a launch.
     """
@@ -74,7 +74,7 @@ class Kernel:
     def __init__(self, compiled: Any, n_tensors: int, n_numbers: int) -> None:
         self._function = compiled.function
         self._shape = 32 * compiled.metadata.num_warps, 1, 1, compiled.metadata.shared
-        # Triton's kernels have two arguments more, for memory that ours do not need.
+        # Triton's kernels have two more arguments, for memory that ours do not need.
         self._formats = "Q" * n_tensors + "i" * n_numbers + "QQ"
         self._fill = struct.Struct(self._formats).pack_into
         self._launch = _driver().cuLaunchKernel
@@ -88,18 +88,38 @@ class Kernel:
         return _driver() is not None and not any(needs) and metadata.num_ctas == 1 and not metadata.launch_pdl
 
     def launch(self, grid: tuple[int, int], stream: int, tensors: Sequence[th.Tensor], numbers: Sequence[int]) -> None:
-        memory, pointers = getattr(self._threads, "arguments", None) or self._make_arguments()
+        arguments = getattr(self._threads, "arguments", None)
+        if arguments is None:
+            arguments = self._threads.arguments = self._make_arguments()
+        memory, pointers = arguments
         self._fill(memory, 0, *[tensor.data_ptr() for tensor in tensors], *numbers, 0, 0)
         _enqueue(self._launch, self._function, *grid, 1, *self._shape, stream, pointers, None)
 
+    def repeated(
+        self, grid: tuple[int, int], tensors: Sequence[th.Tensor], numbers: Sequence[int], n_outputs: int
+    ) -> Callable[[int, Sequence[th.Tensor]], None]:
+        """A function that launches the kernel on a stream, each time with other outputs, which are its last tensors.
+
+        Only one thread at a time may call it, and somebody else must keep the other tensors alive.
+        """
+        memory, pointers = self._make_arguments()
+        self._fill(memory, 0, *[tensor.data_ptr() for tensor in tensors], *numbers, 0, 0)
+        fill_outputs, offset = struct.Struct("Q" * n_outputs).pack_into, 8 * (len(tensors) - n_outputs)
+        launch, fixed = self._launch, (self._function, *grid, 1, *self._shape)
+
+        def run(stream: int, outputs: Sequence[th.Tensor]) -> None:
+            fill_outputs(memory, offset, *[output.data_ptr() for output in outputs])
+            _enqueue(launch, *fixed, stream, pointers, None)
+
+        return run
+
     def _make_arguments(self) -> Any:
-        """Memory for the arguments of this thread's launches, and where in it each of them is."""
+        """Memory for the arguments of a launch, and where in it each of them is."""
         memory = ctypes.create_string_buffer(struct.calcsize(self._formats))
         ends = [struct.calcsize(self._formats[: i + 1]) for i in range(len(self._formats))]
         begin = ctypes.addressof(memory)
         places = [begin + end - struct.calcsize(kind) for end, kind in zip(ends, self._formats, strict=True)]
-        self._threads.arguments = memory, (ctypes.c_void_p * len(places))(*places)
-        return self._threads.arguments
+        return memory, (ctypes.c_void_p * len(places))(*places)
 
 
 class DeviceMemory:

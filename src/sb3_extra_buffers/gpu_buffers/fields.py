@@ -25,7 +25,7 @@ import torch as th
 from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.gpu_buffers.kernels import FieldBatch, FieldRow, uses_triton
-from sb3_extra_buffers.gpu_buffers.transfer import Staging, copy_into, empty, torch_dtype, upload
+from sb3_extra_buffers.gpu_buffers.transfer import Staging, allocator, copy_into, empty, torch_dtype, upload
 
 FIELDS = ("actions", "rewards", "dones", "timeouts")
 Shapes = dict[str, tuple[npt.DTypeLike, tuple[int, ...]]]
@@ -169,9 +169,9 @@ class Fields:
         if self.copy is None or self.are_shared:
             return None
         self._send()
+        new_number = allocator((n, 1), th.float32, self._device)
         actions = empty((n, self._n_actions), self._action_type, self._device)
-        rewards, dones = (empty((n, 1), th.float32, self._device) for _ in range(2))
-        return FieldBatch(self.copy, actions, rewards, dones, self._constants)
+        return FieldBatch(self.copy, actions, new_number(), new_number(), self._constants)
 
     def from_host(self, slots: Indices, envs: Indices) -> tuple[th.Tensor, ...]:
         """Actions, rewards and dones, sent to the device, as SB3 does it."""

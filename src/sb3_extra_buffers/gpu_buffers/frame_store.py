@@ -1,10 +1,9 @@
-"""Frames on a torch device: a ring of new ones, and records of the others.
+"""Frames on a torch device: new ones in a ring, all others in records.
 
-The device compares observations with those before, keeps new frames in a ring and measures the records that they would
-make. Every few dozen steps, heads, lengths and the oldest frames in use are copied to the host in the background: a
-:class:`~sb3_extra_buffers.gpu_buffers.transfer.Report`, which is read some steps later. Then the host, which keeps
-account of all records as in host memory, finds room for them and has the device write them. Until then, frames are
-sampled from the ring. The host waits only where it is so far ahead of the device that the ring could overflow.
+The device compares each observation with the previous one, keeps new frames in the ring, and measures the records that
+they would make. Every few dozen steps, it copies heads, lengths and the oldest frames in use to the host in the
+background: a :class:`.Report`. Some steps later, the host reads it, allocates room for the records, and tells the
+device to write them. Until then, frames are sampled from the ring. The host only waits if the ring could overflow.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from sb3_extra_buffers.anonymous_memory import zeros
 from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.errors import CapacityError
 from sb3_extra_buffers.gpu_buffers.arena import CappedFrameStore, DeviceArena, HeapBudget
-from sb3_extra_buffers.gpu_buffers.device_codecs import DeviceCodec, DeviceDelta
+from sb3_extra_buffers.gpu_buffers.device_codecs import DeviceCodec, DeviceDelta, GatherLaunches
 from sb3_extra_buffers.gpu_buffers.driver import DeviceMemory
 from sb3_extra_buffers.gpu_buffers.kernels import (
     LENGTH_BITS,
@@ -47,12 +46,10 @@ from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.stacking import StackLayout, numbers_from
 
-_RING_FRAMES = 288
-"""Frames of each lane in the ring..."""
-_RING_BYTES = 32 << 20
-"""... or fewer, if those of all lanes would take more than this. There are more where one step needs them."""
+_RING_FRAMES, _RING_BYTES = 288, 32 << 20
+"""The frames of each lane in the ring, and the most memory for all lanes. One step always fits."""
 _RING_RESERVE = 24
-"""How many of them are left for frames that come while records are measured."""
+"""How many of them are left for frames that arrive while records are measured."""
 _NOTHING = np.zeros(0, dtype=np.int64)
 Records = tuple[Indices, Indices, Indices, Indices]
 _NO_RECORDS: Records = (_NOTHING, _NOTHING, _NOTHING, _NOTHING)
@@ -87,6 +84,7 @@ class DeviceFrameStore(CappedFrameStore):
         self.starts, self.lengths, self.references = (zeros((n_lanes, index_size), part.dtype) for part in parts)
         self.ends = []
         self.staging = ObservationStaging(layout, n_lanes, device)
+        self._launches = GatherLaunches()
         self._report_is_pending = False
         self._appended = self._in_report = self._in_heads = self._in_waiting = 0
         """Observations of each lane that the device was told to append; how many of these are counted in the report, in
@@ -245,7 +243,8 @@ class DeviceFrameStore(CappedFrameStore):
         try:
             return super().allocate(size, oldest)
         finally:
-            self.tensors = self.tensors._replace(heap=self.arena.heap)
+            if self.tensors.heap is not self.arena.heap:
+                self.tensors = self.tensors._replace(heap=self.arena.heap)
             self._index_is_stale |= generation != self.arena.generation
             self._send_index()
 
@@ -295,7 +294,7 @@ class DeviceFrameStore(CappedFrameStore):
         """Rebuild a batch of observations."""
         if self._index_is_stale:  # something failed before it was sent
             self._send_index()
-        self.codec.gather(self.tensors, batch)
+        self._launches.run(self.codec.gather_launch, self.tensors, batch)
 
     def gather(self, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
         """Gather frames for the host, which waits for them. Training batches go through :meth:`launch`."""

@@ -28,6 +28,7 @@ from sb3_extra_buffers.gpu_buffers.transfer import (
     CPU,
     ObservationStaging,
     Places,
+    allocator,
     copy_into,
     empty,
     torch_dtype,
@@ -151,7 +152,8 @@ class PackedObservationStore(DeviceStore):
         layout, n = self.layout, places.n
         is_plain = self.stored_dtype == np.uint8 and layout.is_contiguous
         shape = (n, *self.shape) if is_plain else (n, layout.stack, layout.frame.nbytes)
-        outs = [empty(shape, th.uint8, self.device) for _ in columns]
+        new = allocator(shape, th.uint8, self.device)
+        outs = [new() for _ in columns]
         if n:
             frames.launch(ObservationBatch(places, [self._device_ends[column] for column in columns], outs, fields))
         return self._outputs_of(columns, places, outs if is_plain else [self._merge(out) for out in outs])

@@ -83,12 +83,12 @@ def _staged(array: npt.NDArray[Any], device: th.device) -> th.Tensor:
 
 def empty(shape: tuple[int, ...], dtype: th.dtype, device: th.device) -> th.Tensor:
     """An uninitialised tensor."""
-    return _allocation(shape, dtype, device)()
+    return allocator(shape, dtype, device)()
 
 
 @functools.lru_cache(maxsize=256)
-def _allocation(shape: tuple[int, ...], dtype: th.dtype, device: th.device) -> Callable[[], th.Tensor]:
-    """What allocates such a tensor."""
+def allocator(shape: tuple[int, ...], dtype: th.dtype, device: th.device) -> Callable[[], th.Tensor]:
+    """A function that allocates uninitialised tensors."""
     if device.type == "cuda" and not has_several_gpus():
         # The code that torch.compile generates allocates like this, in a third of the time of torch.empty, on the
         # current GPU only. It is not public.

@@ -8,6 +8,14 @@ KERNELS = "gpu_buffers/kernels/"
 
 DEVICE_FAULTS = [
     Fault(
+        "on the device: batches are read from tensors that were outgrown",
+        "gpu_buffers/device_codecs.py",
+        "if known is None or not all(map(is_, known[0], sources)):",
+        "if known is None:",
+        DEVICE[:2],
+        kernels=True,
+    ),
+    Fault(
         "on the device: a lane's frames are released too early",
         "gpu_buffers/frame_store.py",
         "super().release(np.minimum(oldest, self.heads - self.layout.stack))",

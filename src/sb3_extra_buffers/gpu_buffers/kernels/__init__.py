@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch as th
@@ -128,6 +128,12 @@ class ObservationBatch(NamedTuple):
     """For each column, ``uint8``, with the bytes of ``len(places)`` observations."""
     fields: FieldBatch | None = None
 
+    @property
+    def outputs(self) -> tuple[th.Tensor, ...]:
+        """What kernels write to: two tensors for observations and three for fields, even if not all are needed."""
+        first = self.outs[0]
+        return (first, self.outs[-1], *((first, first, first) if self.fields is None else self.fields[1:4]))
+
 
 @functools.cache
 def has_triton() -> bool:
@@ -165,6 +171,11 @@ def _runtime() -> Any:
     """Triton's settings, if compiled kernels are known to take their arguments as :class:`Kernel` gives them."""
     triton = importlib.import_module("triton")
     return triton.knobs.runtime if triton.__version__.startswith(("3.6.", "3.7.")) else None
+
+
+def _profiler_is_on() -> bool:
+    """Whether somebody wants to be told of every launch."""
+    return bool(_runtime().launch_enter_hook.calls)
 
 
 class Launcher:
@@ -206,7 +217,43 @@ class Launcher:
                 self._compiled[device.index, constants] = compiled, kernel
             return
         compiled, kernel = found
-        if kernel is not None and not _runtime().launch_enter_hook.calls:  # no profiler wants to know
+        if kernel is not None and not _profiler_is_on():
             kernel.launch(grid, th._C._cuda_getCurrentRawStream(device.index), tensors, numbers)
         else:
             compiled[(*grid, 1)](*tensors, *numbers, *constants)
+
+    def kernel(self, device: th.device, constants: tuple[Any, ...]) -> Kernel | None:
+        """The compiled kernel, if there is one that can be launched directly."""
+        return None if has_several_gpus() else self._compiled.get((device.index, constants), (None, None))[1]
+
+
+class RepeatedLaunch:
+    """Launches a kernel again and again, each time with the same arguments but other outputs, its last tensors.
+
+    All arguments but the outputs are converted only once. Only one thread at a time may use it.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        device: th.device,
+        grid: tuple[int, int],
+        inputs: Sequence[th.Tensor],
+        numbers: tuple[int, ...],
+        constants: tuple[Any, ...],
+    ) -> None:
+        self._launcher = launcher
+        self._device = device
+        self._arguments = grid, inputs, numbers, constants
+        self._run: Callable[[int, Sequence[th.Tensor]], None] | None = None
+
+    def __call__(self, outputs: Sequence[th.Tensor]) -> None:
+        if self._run is not None and not _profiler_is_on():
+            self._run(th._C._cuda_getCurrentRawStream(self._device.index), outputs)
+            return
+        grid, inputs, numbers, constants = self._arguments
+        tensors = (*inputs, *outputs)
+        self._launcher(self._device, grid, tensors, numbers, constants)  # the first time, this compiles
+        kernel = self._launcher.kernel(self._device, constants)
+        if kernel is not None:
+            self._run = kernel.repeated(grid, tensors, numbers, len(outputs))

@@ -17,6 +17,7 @@ from sb3_extra_buffers.gpu_buffers.kernels import (
     DeviceFrames,
     Launcher,
     ObservationBatch,
+    RepeatedLaunch,
     block_size,
 )
 from sb3_extra_buffers.gpu_buffers.kernels.gather import (
@@ -26,8 +27,8 @@ from sb3_extra_buffers.gpu_buffers.kernels.gather import (
     copy_frame,
     every,
     find_record,
+    gather_launch,
     last_mark,
-    launch_gather,
     load_frame_words,
     load_header,
     load_word,
@@ -311,7 +312,7 @@ def _apply_changes(
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def _gather_delta(
-    places, ends_0, ends_1, records, heap, table, ring, encoded, out_0, out_1, fields, actions, rewards, dones,
+    places, ends_0, ends_1, records, heap, table, ring, encoded, fields, out_0, out_1, actions, rewards, dones,
     second_at, envs_at, n_envs, capacity, ring_frames,
     STACK: tl.constexpr, PAIR: tl.constexpr, GROUP: tl.constexpr, FRAME_BYTES: tl.constexpr,
     BLOCK: tl.constexpr, ROW_WORDS: tl.constexpr, ACTION_WORDS: tl.constexpr, ACTION_BLOCK: tl.constexpr,
@@ -319,7 +320,7 @@ def _gather_delta(
     CHANGES: tl.constexpr,
 ):  # fmt: skip
     left, start, packed, position, base_0, to_0, base_1, to_1 = begin_frame(
-        places, ends_0, ends_1, records, heap, ring, encoded, out_0, out_1, fields, actions, rewards, dones,
+        places, ends_0, ends_1, records, heap, ring, encoded, fields, out_0, out_1, actions, rewards, dones,
         second_at, envs_at, n_envs, capacity, ring_frames, STACK, PAIR, GROUP, FRAME_BYTES, BLOCK,
         ROW_WORDS, ACTION_WORDS, ACTION_BLOCK, ACTIONS_AT, REWARDS_AT, DONES_AT, TIMEOUTS_AT,
     )  # fmt: skip
@@ -356,10 +357,9 @@ _SMALL = 2048
 _launch_small, _launch_large = Launcher(_gather_delta, n_warps=1), Launcher(_gather_delta, n_warps=2)
 
 
-def gather_delta(frames: DeviceFrames, batch: ObservationBatch) -> None:
-    """Fill the outputs of ``batch``."""
+def gather_delta(frames: DeviceFrames, batch: ObservationBatch) -> RepeatedLaunch:
+    """What fills the outputs of ``batch``, and of others like it."""
     n_words = -(-frames.frame_bytes // 4)
     if n_words <= _SMALL:
-        launch_gather(_launch_small, frames, batch, block_size(n_words, 1024), (64,))
-    else:
-        launch_gather(_launch_large, frames, batch, block_size(n_words), (256,))
+        return gather_launch(_launch_small, frames, batch, block_size(n_words, 1024), (64,))
+    return gather_launch(_launch_large, frames, batch, block_size(n_words), (256,))

@@ -21,6 +21,7 @@ from sb3_extra_buffers.gpu_buffers.kernels import (
     FieldBatch,
     Launcher,
     ObservationBatch,
+    RepeatedLaunch,
     block_size,
 )
 from sb3_extra_buffers.gpu_buffers.transfer import Places
@@ -225,7 +226,7 @@ def first_frame(ends, slot, n_envs, lane, STACK: tl.constexpr):
 
 @triton.jit
 def begin_frame(
-    places, ends_0, ends_1, records, heap, ring, encoded, out_0, out_1, fields, actions, rewards, dones,
+    places, ends_0, ends_1, records, heap, ring, encoded, fields, out_0, out_1, actions, rewards, dones,
     second_at, envs_at, n_envs, capacity, ring_frames,
     STACK: tl.constexpr, PAIR: tl.constexpr, GROUP: tl.constexpr, FRAME_BYTES: tl.constexpr,
     BLOCK: tl.constexpr, ROW_WORDS: tl.constexpr, ACTION_WORDS: tl.constexpr, ACTION_BLOCK: tl.constexpr,
@@ -278,21 +279,19 @@ def begin_frame(
     return left, start, packed, number % GROUP, base_0, to_0, base_1, to_1
 
 
-def launch_gather(
+def gather_launch(
     launcher: Launcher, frames: DeviceFrames, batch: ObservationBatch, block: int, own_constants: tuple[Any, ...]
-) -> None:
-    """Fill the outputs of ``batch`` with observations, and with the fields that belong to them."""
+) -> RepeatedLaunch:
+    """What fills the outputs of ``batch``, and of others like it, with observations and the fields of transitions."""
     places, ends, outs, fields = batch
-    out, n_outs = outs[0], len(outs)
-    launcher(
-        out.device, (places.n, frames.stack * n_outs),
-        (
-            places.numbers, ends[0], ends[-1], frames.records, frames.heap, frames.table, frames.ring, frames.encoded,
-            out, outs[-1], *field_tensors(fields, out),
-        ),
-        (places.second_at, places.envs_at, ends[0].shape[1], frames.records.shape[1], frames.ring_frames),
-        (frames.stack, n_outs - 1, frames.group, frames.frame_bytes, block, *field_constants(fields), *own_constants),
+    inputs = (
+        places.numbers, ends[0], ends[-1], frames.records, frames.heap, frames.table, frames.ring, frames.encoded,
+        frames.table if fields is None else fields.fields,
     )  # fmt: skip
+    numbers = (places.second_at, places.envs_at, ends[0].shape[1], frames.records.shape[1], frames.ring_frames)
+    sizes = (frames.stack, len(outs) - 1, frames.group, frames.frame_bytes, block)
+    constants = (*sizes, *field_constants(fields), *own_constants)
+    return RepeatedLaunch(launcher, outs[0].device, (places.n, frames.stack * len(outs)), inputs, numbers, constants)
 
 
 @triton.jit

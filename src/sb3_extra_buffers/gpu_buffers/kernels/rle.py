@@ -14,6 +14,7 @@ from sb3_extra_buffers.gpu_buffers.kernels import (
     DeviceFrames,
     Launcher,
     ObservationBatch,
+    RepeatedLaunch,
     block_size,
 )
 from sb3_extra_buffers.gpu_buffers.kernels.gather import (
@@ -23,8 +24,8 @@ from sb3_extra_buffers.gpu_buffers.kernels.gather import (
     copy_frame,
     every,
     find_record,
+    gather_launch,
     last_mark,
-    launch_gather,
     store_integer,
 )
 
@@ -153,7 +154,7 @@ def _load_integer(source, at, mask, BYTES: tl.constexpr, TYPE: tl.constexpr):
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def _gather_rle(
-    places, ends_0, ends_1, records, heap, table, ring, encoded, out_0, out_1, fields, actions, rewards, dones,
+    places, ends_0, ends_1, records, heap, table, ring, encoded, fields, out_0, out_1, actions, rewards, dones,
     second_at, envs_at, n_envs, capacity, ring_frames,
     STACK: tl.constexpr, PAIR: tl.constexpr, GROUP: tl.constexpr, FRAME_BYTES: tl.constexpr,
     BLOCK: tl.constexpr, ROW_WORDS: tl.constexpr, ACTION_WORDS: tl.constexpr, ACTION_BLOCK: tl.constexpr,
@@ -161,7 +162,7 @@ def _gather_rle(
     RUN_BYTES: tl.constexpr, ELEMENT_BYTES: tl.constexpr, ELEMENT: tl.constexpr,
 ):  # fmt: skip
     left, start, packed, _, base_0, to_0, base_1, to_1 = begin_frame(
-        places, ends_0, ends_1, records, heap, ring, encoded, out_0, out_1, fields, actions, rewards, dones,
+        places, ends_0, ends_1, records, heap, ring, encoded, fields, out_0, out_1, actions, rewards, dones,
         second_at, envs_at, n_envs, capacity, ring_frames, STACK, PAIR, GROUP, FRAME_BYTES, BLOCK,
         ROW_WORDS, ACTION_WORDS, ACTION_BLOCK, ACTIONS_AT, REWARDS_AT, DONES_AT, TIMEOUTS_AT,
     )  # fmt: skip
@@ -204,7 +205,7 @@ def _gather_rle(
 _launch_gather = Launcher(_gather_rle, n_warps=4)
 
 
-def gather_rle(frames: DeviceFrames, batch: ObservationBatch, run_bytes: int, element_bytes: int) -> None:
-    """Fill the outputs of ``batch``."""
+def gather_rle(frames: DeviceFrames, batch: ObservationBatch, run_bytes: int, element_bytes: int) -> RepeatedLaunch:
+    """What fills the outputs of ``batch``, and of others like it."""
     own_constants = (run_bytes, element_bytes, _ELEMENTS[element_bytes])
-    launch_gather(_launch_gather, frames, batch, block_size(frames.frame_bytes, 1024), own_constants)
+    return gather_launch(_launch_gather, frames, batch, block_size(frames.frame_bytes, 1024), own_constants)
