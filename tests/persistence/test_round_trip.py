@@ -306,3 +306,13 @@ def test_a_file_is_loaded_before_the_module_of_its_class_is_imported(name: str, 
         f"assert type(Base.load({str(tmp_path / 'buffer')!r})).__name__ == {name!r}"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("shape", [(0,), (4, 0)])
+def test_observations_without_elements(shape: tuple[int, ...], tmp_path: Path) -> None:
+    space = spaces.Box(0, 255, shape, np.uint8)
+    buffer = CompressedReplayBuffer(20, space, spaces.Discrete(3), compression_method="delta")
+    nothing = np.zeros((1, *shape), np.uint8)
+    buffer.add(nothing, nothing, np.zeros((1, 1)), np.zeros(1), np.zeros(1), [{}])
+    for twin in (saved_and_loaded(buffer, tmp_path / "file"), pickle.loads(pickle.dumps(buffer))):
+        assert_same(draw(twin, 1), draw(buffer, 1))

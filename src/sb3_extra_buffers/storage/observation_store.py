@@ -354,7 +354,9 @@ class ObservationStore(ObservationIndex):
         self._n_trials = max(self._n_trials, sum(planned.begin < self._steps for planned in _TRIALS))
         self.choice = str(state.value("choice")) if state.has("choice") else ""
         self._compact_at = state.integer("compact_at")
-        layout = StackLayout.restored(state.part("layout"), self.shape, self.stored_dtype)
+        layout = self.layout
+        if self._has_elements:
+            layout = StackLayout.restored(state.part("layout"), self.shape, self.stored_dtype)
         parts = state.part("earlier").parts() if state.has("earlier") else []
         self._earlier = []
         for part in parts:
