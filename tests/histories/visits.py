@@ -10,8 +10,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from sb3_extra_buffers.codecs.delta import DeltaCodec
-from sb3_extra_buffers.codecs.delta_words import DeltaWordsCodec
+from sb3_extra_buffers.codecs.chains import ChainCodec
 from sb3_extra_buffers.codecs.delta_zstd import DeltaZstdCodec
 from sb3_extra_buffers.codecs.zstd_dict import ZstdDictCodec
 from sb3_extra_buffers.gpu_buffers.arena import CappedArena
@@ -42,7 +41,7 @@ KINDS = (
 def counted(visits: Visits) -> Iterator[None]:
     """Count rare events in ``visits`` within the block."""
 
-    def references(codec: DeltaCodec | DeltaWordsCodec, *_: Any) -> Look:
+    def references(codec: ChainCodec, *_: Any) -> Look:
         before = codec._current.copy()
 
         def after(_: Any) -> None:
@@ -107,8 +106,7 @@ def counted(visits: Visits) -> Iterator[None]:
         return _ignore
 
     looks: list[tuple[type[Any], str, Look]] = [
-        (DeltaCodec, "_choose_references", references),
-        (DeltaWordsCodec, "_choose_references", references),
+        (ChainCodec, "_choose_references", references),
         (DeviceDelta, "use_references", new_references),
         (ZstdDictCodec, "_renew", dictionary),
         (DeltaZstdCodec, "_renew_dictionary", delta_dictionary),

@@ -17,6 +17,7 @@ from sb3_extra_buffers.codecs.references import UseCounts
 from sb3_extra_buffers.compiled import load_kernels
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
 from sb3_extra_buffers.interruption import uninterrupted
+from sb3_extra_buffers.state import SavedState, State
 
 PREVIOUS, REFERENCE, ZERO, WHOLE = range(4)
 """What a frame of a chain is made from: the frame before, the reference frame, zeros, or nothing."""
@@ -104,12 +105,33 @@ class ChainCodec(Codec):
         if len(self._uses) > len(self._frames):
             raise CorruptDataError(f"{len(self._uses)} references are in use, but only {len(self._frames)} exist.")
 
-    def _renew_references(self, first_frames: Bytes, lanes: Indices) -> None:
-        """Where a newer reference would have saved enough, make one of the first frame of a record."""
+    def state(self) -> State:
+        return {"frames": self._frames, "current": self._current, "regret": self._regret}
+
+    def restore(self, state: SavedState) -> None:
+        self._frames = state.array("frames", np.uint32, (None, self._n_words))
+        self._current = state.array("current", np.int64, (None,))
+        self._regret = state.array("regret", np.int64, (len(self._current),))
+        if not len(self._frames) or not self.count_uses(np.zeros(0, dtype=np.int64)):
+            raise state.error("current", "names reference frames that do not exist")
+
+    def _make_room_for_lanes(self, n_lanes: int) -> None:
+        missing = n_lanes - len(self._current)
+        if missing > 0:
+            self._current, self._regret = np.pad(self._current, (0, missing)), np.pad(self._regret, (0, missing))
+
+    def _choose_references(self, first_frames: Bytes, lanes: Indices) -> Indices:
+        """Return the reference of each record, given its first frame and its lane, and count them.
+
+        Where a newer reference would have saved enough, the first frame becomes the lane's reference.
+        """
         for row in np.flatnonzero(self._regret[lanes] > self._worth_a_reference * self.frame.nbytes).tolist():
             # Frames of zeros fill up stacks after a reset. They are no reason for another reference.
             if first_frames[row].any():
                 self._renew_reference(int(lanes[row]), first_frames[row])
+        references = self._current[lanes]
+        self._uses.incref(references)
+        return references
 
     def reference_content(self, reference: int) -> Bytes:
         content: Bytes = self._frames[reference].view(np.uint8)[: self.frame.nbytes]
@@ -153,9 +175,3 @@ class ChainCodec(Codec):
                 frames = memory.data.view(np.uint32).reshape(-1, self._n_words)
                 frames[:n_frames] = self._frames
                 self._memory, self._frames = memory, frames
-
-    def _references_of(self, lanes: Indices) -> Indices:
-        """The current references of ``lanes``, each counted once more."""
-        references = self._current[lanes]
-        self._uses.incref(references)
-        return references

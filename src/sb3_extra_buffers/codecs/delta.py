@@ -73,6 +73,7 @@ class DeltaCodec(ChainCodec):
         return min(header_bytes(self.frame.nbytes) * self.frames_per_record, self.record_bytes)
 
     def encode(self, records: Bytes, lanes: Indices) -> Encoded:
+        self._make_room_for_lanes(int(lanes.max()) + 1)
         references = self._choose_references(records[:, : self.frame.nbytes], lanes)
         kernels = load_kernels(_ENCODE_KERNELS)
         if kernels is None:
@@ -106,12 +107,7 @@ class DeltaCodec(ChainCodec):
         return bool((state.array("distances", np.int64, (N_SOURCES,)) == self.distances).all())
 
     def state(self) -> State:
-        return {
-            "frames": self._frames,
-            "current": self._current,
-            "regret": self._regret,
-            "distances": self.distances,
-        }
+        return {**super().state(), "distances": self.distances}
 
     def restored(self, state: SavedState) -> Codec:
         if state.has("distances"):
@@ -120,27 +116,16 @@ class DeltaCodec(ChainCodec):
         return DeltaWordsCodec(self.frame, **self._given).restored(state)
 
     def restore(self, state: SavedState) -> None:
-        self._frames = state.array("frames", np.uint32, (None, self._n_words))
-        self._current = state.array("current", np.int64, (None,))
-        self._regret = state.array("regret", np.int64, (len(self._current),))
+        super().restore(state)
         self.distances = state.array("distances", np.int64, (N_SOURCES,))
         if self.distances[0] != 0 or (self.distances[1:] < 1).any():
             raise state.error("distances", f"are {self.distances.tolist()}")
-        if not len(self._frames) or not self.count_uses(np.zeros(0, dtype=np.int64)):
-            raise state.error("current", "names reference frames that do not exist")
 
     def __setstate__(self, attributes: dict[str, Any]) -> None:
         """Pickles of 1.0.0.dev0 name this class, and have records of words."""
         vars(self).update(attributes)
         if "distances" not in attributes:
             self.__class__ = DeltaWordsCodec  # type: ignore[assignment]
-
-    def _choose_references(self, first_frames: Bytes, lanes: Indices) -> Indices:
-        missing = int(lanes.max()) + 1 - len(self._current)
-        if missing > 0:
-            self._current, self._regret = np.pad(self._current, (0, missing)), np.pad(self._regret, (0, missing))
-        self._renew_references(first_frames, lanes)
-        return self._references_of(lanes)
 
 
 def header_bytes(frame_bytes: int) -> int:

@@ -55,7 +55,9 @@ class DeltaWordsCodec(ChainCodec):
 
     def encode(self, records: Bytes, lanes: Indices) -> Encoded:
         words = self._as_words(records)
-        references = self._choose_references(words[:, 0], lanes)
+        self._make_room_for_lanes(int(lanes.max()) + 1)
+        self._track_changes(words[:, 0], lanes)
+        references = self._choose_references(words[:, 0].view(np.uint8), lanes)
         bases = self._frames[references]
         kernels = load_kernels(_KERNELS)
         if kernels is None:
@@ -69,21 +71,11 @@ class DeltaWordsCodec(ChainCodec):
         return decode_numpy(record, reference, self.frames_per_record, self.frame.nbytes)
 
     def state(self) -> State:
-        return {
-            "frames": self._frames,
-            "current": self._current,
-            "previous": self._previous,
-            "regret": self._regret,
-        }
+        return {**super().state(), "previous": self._previous}
 
     def restore(self, state: SavedState) -> None:
-        self._frames = state.array("frames", np.uint32, (None, self._n_words))
-        self._current = state.array("current", np.int64, (None,))
-        n_lanes = len(self._current)
-        self._previous = state.array("previous", np.uint32, (n_lanes, self._n_words))
-        self._regret = state.array("regret", np.int64, (n_lanes,))
-        if not len(self._frames) or not self.count_uses(np.zeros(0, dtype=np.int64)):
-            raise state.error("current", "names reference frames that do not exist")
+        super().restore(state)
+        self._previous = state.array("previous", np.uint32, (len(self._current), self._n_words))
 
     def _as_words(self, records: Bytes) -> Words:
         frames = records.reshape(len(records), self.frames_per_record, self.frame.nbytes)
@@ -92,20 +84,18 @@ class DeltaWordsCodec(ChainCodec):
             frames = np.pad(frames, ((0, 0), (0, 0), (0, missing)))
         return np.ascontiguousarray(frames).view("<u4")
 
-    def _choose_references(self, first_frames: Words, lanes: Indices) -> Indices:
-        self._make_room_for_lanes(int(lanes.max()) + 1)
+    def _track_changes(self, first_frames: Words, lanes: Indices) -> None:
+        """Track how many bytes a newer reference would have saved."""
         current = self._current[lanes]
         changes = np.count_nonzero(first_frames != self._frames[current], axis=1)
         recent_changes = np.count_nonzero(first_frames != self._previous[lanes], axis=1)
         self._previous[lanes] = first_frames
         # Frames of zeros fill up stacks after a reset. They are no reason for another reference.
         self._regret[lanes] += np.maximum(5 * (changes - recent_changes), 0) * first_frames.any(axis=1)
-        self._renew_references(first_frames.view(np.uint8), lanes)
-        return self._references_of(lanes)
 
     def _make_room_for_lanes(self, n_lanes: int) -> None:
         missing = n_lanes - len(self._current)
-        if missing > 0:
+        if missing > 0:  # all at once, so that Ctrl-C leaves arrays of equal length
             self._current, self._regret, self._previous = (
                 np.pad(self._current, (0, missing)),
                 np.pad(self._regret, (0, missing)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.histories.faults.fault import BOTH, Fault
 
-DELTA, CHAINS = "codecs/delta.py", "codecs/chains.py"
+CHAINS = "codecs/chains.py"
 ZSTD_DICT, DELTA_ZSTD = "codecs/zstd_dict.py", "codecs/delta_zstd.py"
 COUNTS = "codecs/references.py"
 DELTA_ENCODE = "codecs/delta_encode_kernels.py"
@@ -27,9 +27,9 @@ CODEC_FAULTS = [
     ),
     Fault(
         "records lean on other reference frames after a load",
-        DELTA,
-        '            "frames": self._frames,',
-        '            "frames": np.roll(self._frames, 1, axis=0),',
+        CHAINS,
+        '{"frames": self._frames,',
+        '{"frames": np.roll(self._frames, 1, axis=0),',
     ),
     Fault(
         "a number in use is given out again",
