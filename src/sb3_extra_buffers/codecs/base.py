@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sb3_extra_buffers.codecs.method import Method
-from sb3_extra_buffers.errors import CorruptDataError
+from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
 
 Bytes = npt.NDArray[np.uint8]
@@ -82,6 +82,10 @@ class Codec(ABC):
     """A format for which :mod:`sb3_extra_buffers.storage.gathering` has a compiled kernel; otherwise ``None``."""
 
     frames_per_record: int = 1
+    default_frames_per_record: ClassVar[int | None] = None
+    """The default of the option ``frames_per_record``; ``None`` if users cannot choose it."""
+    compresslevel: int | None = None
+    """The compression level; ``None`` if the method has none."""
 
     encodes_together: ClassVar[bool] = True
     """Whether several records in one call of :meth:`encode` take much less time than one by one."""
@@ -115,8 +119,10 @@ class Codec(ABC):
 
     @property
     def label(self) -> str:
-        """The method as a user would write it, level included."""
-        return self.name
+        """The method as a user would write it, and ``frames_per_record`` unless that is the default."""
+        method = str(Method(self.name, self.compresslevel))
+        is_default = self.default_frames_per_record in (None, self.frames_per_record)
+        return method if is_default else f"{method} x{self.frames_per_record}"
 
     @property
     def reference_bytes(self) -> int:
@@ -204,6 +210,13 @@ class Codec(ABC):
         """
 
 
+def checked_frames_per_record(given: int, most: int = 1024) -> int:
+    """Return ``given``, or raise an error if it is out of range."""
+    if not 1 <= given <= most:
+        raise ConfigurationError(f"frames_per_record must be from 1 to {most}, not {given!r}.")
+    return given
+
+
 class RecordCodec(Codec):
     """A codec that encodes and decodes one record at a time, in most cases by a compression library."""
 
@@ -213,10 +226,6 @@ class RecordCodec(Codec):
     def __init__(self, frame: FrameSpec, compresslevel: int | None = None) -> None:
         super().__init__(frame)
         self.compresslevel = compresslevel
-
-    @property
-    def label(self) -> str:
-        return str(Method(self.name, self.compresslevel))
 
     def encode(self, records: Bytes, lanes: Indices) -> Encoded:
         encoded = [self._encode_record(record) for record in records]

@@ -21,16 +21,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Codec, Encoded, FrameSpec, Indices
+from sb3_extra_buffers.codecs.base import (
+    NO_REFERENCE,
+    Bytes,
+    Codec,
+    Encoded,
+    FrameSpec,
+    Indices,
+    checked_frames_per_record,
+)
 from sb3_extra_buffers.compiled import load_kernels
-from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
+from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
 
 BLOCK_BYTES = 32
 N_PREDICTORS = 16
 PADDING = 8
 """Zeros after the last frame of a record."""
-_FRAMES_PER_RECORD = 4
 _KERNELS = "sb3_extra_buffers.codecs.bitpack_kernels"
 
 
@@ -39,17 +46,12 @@ class BitpackCodec(Codec):
 
     name = "bitpack"
     record_format = "bitpack"
+    default_frames_per_record = 4
 
-    def __init__(self, frame: FrameSpec, *, frames_per_record: int = _FRAMES_PER_RECORD) -> None:
+    def __init__(self, frame: FrameSpec, *, frames_per_record: int = default_frames_per_record) -> None:
         super().__init__(frame)
-        if not 1 <= frames_per_record <= 1024:
-            raise ConfigurationError(f"frames_per_record must be from 1 to 1024, not {frames_per_record!r}.")
-        self.frames_per_record = frames_per_record
+        self.frames_per_record = checked_frames_per_record(frames_per_record)
         self.predictors = default_predictors(frame)
-
-    @property
-    def label(self) -> str:
-        return self.name if self.frames_per_record == _FRAMES_PER_RECORD else f"{self.name} x{self.frames_per_record}"
 
     @property
     def min_encoded_size(self) -> int:

@@ -18,9 +18,18 @@ from numba.extending import intrinsic
 from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.codecs.bitpack import BLOCK_BYTES, N_PREDICTORS, PADDING
 from sb3_extra_buffers.codecs.memory_kernels import (
+    BYTE,
+    FRAMES,
+    INT,
+    INTEGER,
+    INTS,
+    INTS_2D,
+    LANE_INDEX,
+    STORED,
     address,
     copy,
     emit_load,
+    emit_repeated,
     emit_store,
     leading_zeros,
     load16,
@@ -31,27 +40,13 @@ from sb3_extra_buffers.codecs.memory_kernels import (
     store64,
 )
 
-_INT, _INTS, _TABLE, _FRAMES = types.int64, types.int64[::1], types.int64[:, ::1], types.uint8[:, :, ::1]
-_STORED, _STORED_FRAMES = (types.Array(types.uint8, n, "C", readonly=True) for n in (1, 3))
-
-_BYTE, _LANE_INDEX, _INTEGER = ir.IntType(8), ir.IntType(32), ir.IntType(64)
-_BYTES, _WORDS = ir.VectorType(_BYTE, BLOCK_BYTES), ir.VectorType(_INTEGER, BLOCK_BYTES // 8)
+_STORED_FRAMES = types.Array(types.uint8, 3, "C", readonly=True)
+_BYTES, _WORDS = ir.VectorType(BYTE, BLOCK_BYTES), ir.VectorType(INTEGER, BLOCK_BYTES // 8)
 _PREDICTOR_BYTES = 32
 
 
 def _number(value: int) -> Any:
-    return ir.Constant(_INTEGER, value)
-
-
-def _in_all(builder: Any, value: Any, kind: Any) -> Any:
-    """A vector of equal numbers."""
-    undefined = ir.Constant(kind, ir.Undefined)
-    if value.type != kind.element:
-        value = builder.trunc(value, kind.element)
-    first = builder.insert_element(undefined, value, ir.Constant(_LANE_INDEX, 0))
-    return builder.shuffle_vector(
-        first, undefined, ir.Constant(ir.VectorType(_LANE_INDEX, kind.count), [0] * kind.count)
-    )
+    return ir.Constant(INTEGER, value)
 
 
 def _differences(builder: Any, source: Any, places: Any) -> Any:
@@ -76,12 +71,12 @@ _FIELDS = [number for width in range(9) for step in _fields_of(width) for number
 
 def _fields(builder: Any, width: Any) -> Iterator[tuple[Any, Any, Any]]:
     """:func:`_fields_of` a width that is known when the kernel runs."""
-    numbers = ir.ArrayType(_INTEGER, len(_FIELDS))
+    numbers = ir.ArrayType(INTEGER, len(_FIELDS))
     table = cgutils.global_constant(builder.module, "bitpack.fields", ir.Constant(numbers, _FIELDS))  # type: ignore[no-untyped-call]
     first = builder.mul(width, _number(9))
     for i in range(0, 9, 3):
         places = [builder.gep(table, [_number(0), builder.add(first, _number(i + j))], inbounds=True) for j in range(3)]
-        distance, lower, upper = (_in_all(builder, builder.load(place), _WORDS) for place in places)
+        distance, lower, upper = (emit_repeated(builder, builder.load(place), _WORDS) for place in places)
         yield distance, lower, upper
 
 
@@ -92,12 +87,12 @@ def _unpack_block(
         target, packed, width, offset, *places = arguments
         words = ir.Constant(_WORDS, ir.Undefined)
         for i in range(_WORDS.count):
-            word = emit_load(builder, builder.add(packed, builder.mul(width, _number(i))), _INTEGER)
-            words = builder.insert_element(words, word, ir.Constant(_LANE_INDEX, i))
+            word = emit_load(builder, builder.add(packed, builder.mul(width, _number(i))), INTEGER)
+            words = builder.insert_element(words, word, ir.Constant(LANE_INDEX, i))
         for distance, lower, upper in _fields(builder, width):
             moved = builder.and_(builder.shl(words, distance), upper)
             words = builder.or_(builder.and_(words, lower), moved)
-        block = builder.add(builder.bitcast(words, _BYTES), _in_all(builder, offset, _BYTES))
+        block = builder.add(builder.bitcast(words, _BYTES), emit_repeated(builder, offset, _BYTES))
         first, second, third = (emit_load(builder, place, _BYTES) for place in places)
         block = builder.add(block, builder.sub(builder.add(first, second), third))
         emit_store(builder, block, target)
@@ -112,12 +107,12 @@ def _pack_block(
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         packed, source, width, offset, *places = arguments
         differences = _differences(builder, source, places)
-        words = builder.bitcast(builder.sub(differences, _in_all(builder, offset, _BYTES)), _WORDS)
+        words = builder.bitcast(builder.sub(differences, emit_repeated(builder, offset, _BYTES)), _WORDS)
         for distance, lower, upper in reversed(list(_fields(builder, width))):
             moved = builder.lshr(builder.and_(words, upper), distance)
             words = builder.or_(builder.and_(words, lower), moved)
         for i in range(_WORDS.count):
-            word = builder.extract_element(words, ir.Constant(_LANE_INDEX, i))
+            word = builder.extract_element(words, ir.Constant(LANE_INDEX, i))
             emit_store(builder, word, builder.add(packed, builder.mul(width, _number(i))))
         return context.get_dummy_value()
 
@@ -127,12 +122,12 @@ def _pack_block(
 def _extremes(typing_context: Any, source: Any, bias: Any, first: Any, second: Any, third: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         source, bias, *places = arguments
-        values = builder.xor(_differences(builder, source, places), _in_all(builder, bias, _BYTES))
-        kind, found = ir.FunctionType(_BYTE, [_BYTES]), []
+        values = builder.xor(_differences(builder, source, places), emit_repeated(builder, bias, _BYTES))
+        kind, found = ir.FunctionType(BYTE, [_BYTES]), []
         for name in ("umin", "umax"):
             name = f"llvm.vector.reduce.{name}.v{BLOCK_BYTES}i8"
             reduce = cgutils.get_or_insert_function(builder.module, kind, name)  # type: ignore[no-untyped-call]
-            found.append(builder.zext(builder.call(reduce, [values]), _INTEGER))
+            found.append(builder.zext(builder.call(reduce, [values]), INTEGER))
         return context.make_tuple(builder, signature.return_type, found)
 
     return types.UniTuple(types.int64, 2)(*[types.intp] * 5), generate  # type: ignore[no-untyped-call]
@@ -226,7 +221,7 @@ def _pack_frame(frame: int, size: int, out: int, predictors: int) -> int:
     return at + size - position - out
 
 
-@njit(_INT(_STORED_FRAMES, _TABLE, types.uint8[::1], _INTS), nogil=True, cache=True)
+@njit(INT(_STORED_FRAMES, INTS_2D, types.uint8[::1], INTS), nogil=True, cache=True)
 def encode(records: Bytes, predictors: Indices, out: Bytes, lengths: Indices) -> int:
     """Encode records, given as frames, to ``out``. Returns the size of all together."""
     group, size = records.shape[1], records.shape[2]
@@ -248,7 +243,7 @@ def encode(records: Bytes, predictors: Indices, out: Bytes, lengths: Indices) ->
     return end - begin
 
 
-@njit(_INT(_STORED, _INTS, _INTS, _FRAMES, _TABLE), nogil=True, cache=True)
+@njit(INT(STORED, INTS, INTS, FRAMES, INTS_2D), nogil=True, cache=True)
 def decode(data: Bytes, starts: Indices, lengths: Indices, out: Bytes, predictors: Indices) -> int:
     """Decode records into ``out[i]``. Returns the number of the first invalid one, or ``len(starts)``."""
     group, size = out.shape[1], out.shape[2]

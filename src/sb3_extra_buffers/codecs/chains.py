@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from sb3_extra_buffers.anonymous_memory import AnonymousMemory
-from sb3_extra_buffers.codecs.base import Bytes, Codec, FrameSpec, Indices, Words
+from sb3_extra_buffers.codecs.base import Bytes, Codec, FrameSpec, Indices, Words, checked_frames_per_record
 from sb3_extra_buffers.codecs.references import UseCounts
 from sb3_extra_buffers.compiled import load_kernels
-from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
+from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.state import SavedState, State
 
@@ -36,9 +36,7 @@ class ChainCodec(Codec):
 
     def __init__(self, frame: FrameSpec, frames_per_record: int, padding: int = 0) -> None:
         super().__init__(frame)
-        if not 1 <= frames_per_record <= 1024:
-            raise ConfigurationError(f"frames_per_record must be from 1 to 1024, not {frames_per_record!r}.")
-        self.frames_per_record = frames_per_record
+        self.frames_per_record = checked_frames_per_record(frames_per_record)
         self._n_words = -(-(frame.nbytes + padding) // 4)
         self._uses = UseCounts()
         self._frames: Words = np.zeros((1, self._n_words), dtype=np.uint32)

@@ -41,7 +41,6 @@ LONGEST_SKIP, SKIP_LITERALS = 511, 63
 MATCH_BYTES, LONG_MATCH, MATCH_LITERALS = 3, 31, 31
 LONGEST_MATCH = MATCH_BYTES + LONG_MATCH + 255
 
-_FRAMES_PER_RECORD = 8
 _SHORTEST_SKIP = 3
 _PADDING = 64
 """Bytes after each reference frame, so that kernels may read it in vectors."""
@@ -53,20 +52,18 @@ class DeltaCodec(ChainCodec):
 
     name = "delta"
     record_format: ClassVar[RecordFormat | None] = "delta"
+    default_frames_per_record = 8
     _decode_kernels = "sb3_extra_buffers.codecs.delta_kernels"
 
     def __init__(self, frame: FrameSpec, *, frames_per_record: int | None = None) -> None:
-        super().__init__(frame, _FRAMES_PER_RECORD if frames_per_record is None else frames_per_record, _PADDING)
+        default = self.default_frames_per_record
+        super().__init__(frame, default if frames_per_record is None else frames_per_record, _PADDING)
         self._given = {} if frames_per_record is None else {"frames_per_record": frames_per_record}
         self.distances = default_distances(frame)
         # What the encoder has found out, to search less: the bytes that matches of each source have saved lately, the
         # number of records; and twice the bytes that frames have taken and in how many bytes they differed from what
         # they were made from: once for the reference, once for the frame before.
         self._found = np.zeros(N_FOUND, dtype=np.int64)
-
-    @property
-    def label(self) -> str:
-        return self.name if self.frames_per_record == _FRAMES_PER_RECORD else f"{self.name} x{self.frames_per_record}"
 
     @property
     def min_encoded_size(self) -> int:

@@ -9,13 +9,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import njit
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices, Words
 from sb3_extra_buffers.codecs.chains import PREVIOUS, REFERENCE, WHOLE, ZERO
 from sb3_extra_buffers.codecs.delta import LONG_MATCH, LONGEST_SKIP, MATCH_BYTES, header_bytes
 from sb3_extra_buffers.codecs.memory_kernels import (
+    FRAMES,
+    INT,
+    INTS,
+    STORED,
     VECTOR_BYTES,
+    WORDS_2D,
     address,
     copy,
     copy_some,
@@ -26,9 +31,6 @@ from sb3_extra_buffers.codecs.memory_kernels import (
     repeat,
     store8,
 )
-
-_INT, _INTS, _WORDS, _FRAMES = types.int64, types.int64[::1], types.uint32[:, ::1], types.uint8[:, :, ::1]
-_STORED = types.Array(types.uint8, 1, "C", readonly=True)
 
 _header_bytes: Any = njit(header_bytes)
 
@@ -156,5 +158,5 @@ def decode(
 def compile_all() -> None:
     # With declared types, but not where it is defined: those who gather observations do not need it.
     if not decode.signatures:
-        decode.compile(_INT(_STORED, _INTS, _INTS, _INTS, _FRAMES, _WORDS, _INTS))
+        decode.compile(INT(STORED, INTS, INTS, INTS, FRAMES, WORDS_2D, INTS))
         decode.disable_compile()

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
-from numba import njit, types
+from numba import njit
 
-from sb3_extra_buffers.codecs.base import Bytes, Indices
+from sb3_extra_buffers.codecs.base import Bytes, Indices, Words
 from sb3_extra_buffers.codecs.chains import PREVIOUS, REFERENCE, WHOLE, ZERO
 from sb3_extra_buffers.codecs.delta_words import COUNT_MASK, KIND_SHIFT
-
-Words = npt.NDArray[np.uint32]
-
-_INTS, _WORDS, _FRAMES = types.int64[::1], types.uint32[:, ::1], types.uint8[:, :, ::1]
-_STORED = types.Array(types.uint8, 1, "C", readonly=True)
+from sb3_extra_buffers.codecs.memory_kernels import FRAMES, INT, INTS, STORED, WORDS_2D
 
 
 @njit(nogil=True, cache=True)
@@ -168,7 +163,7 @@ def follow(
     return words_at + 4 * count, skips_at + count
 
 
-@njit(types.int64(_STORED, _INTS, _INTS, _INTS, _FRAMES, _WORDS), nogil=True, cache=True)
+@njit(INT(STORED, INTS, INTS, INTS, FRAMES, WORDS_2D), nogil=True, cache=True)
 def decode(data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes, table: Words) -> int:
     """Decode records into ``out[i]``. Returns the number of the first invalid one, or ``len(starts)``."""
     group, frame_bytes = out.shape[1], out.shape[2]

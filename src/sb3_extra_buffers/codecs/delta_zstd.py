@@ -18,11 +18,10 @@ from sb3_extra_buffers.codecs import libzstd
 from sb3_extra_buffers.codecs.availability import require
 from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Codec, Encoded, FrameSpec, Indices
 from sb3_extra_buffers.codecs.delta import DeltaCodec
-from sb3_extra_buffers.codecs.method import Method
+from sb3_extra_buffers.codecs.libzstd import Dictionary
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
 
-_FRAMES_PER_RECORD = 8
 _DICTIONARY_BYTES = 112 << 10
 _FIRST_BYTES = 16 << 10
 """The first dictionary is small, because it is needed soon."""
@@ -37,27 +36,6 @@ _WORTH_RENEWING = 8
 """A dictionary is renewed when records that became larger have cost this many times its size."""
 
 
-class _Dictionary:
-    """A dictionary in the forms that decompression needs. Its content is empty as long as there is none."""
-
-    def __init__(self, content: bytes) -> None:
-        self.content = content
-        self._for_libzstd = libzstd.Dictionary(content) if content and libzstd.decompress_function() else None
-
-    @property
-    def address(self) -> int:
-        """For libzstd's functions; 0 if there is no dictionary."""
-        return self._for_libzstd.address or 0 if self._for_libzstd else 0
-
-    @property
-    def is_valid(self) -> bool:
-        return self._for_libzstd is None or self.address != 0
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.content) + (self._for_libzstd.nbytes if self._for_libzstd else 0)
-
-
 class DeltaZstdCodec(DeltaCodec):
     """Records of ``delta``, ``frames_per_record`` frames each, compressed by Zstandard at the levels 1 to 22."""
 
@@ -68,17 +46,17 @@ class DeltaZstdCodec(DeltaCodec):
     _worth_a_reference = 4  # a newer reference frame saves bytes of steps, which are compressed
 
     def __init__(
-        self, frame: FrameSpec, *, compresslevel: int = 6, frames_per_record: int = _FRAMES_PER_RECORD
+        self, frame: FrameSpec, *, compresslevel: int = 6, frames_per_record: int = DeltaCodec.default_frames_per_record
     ) -> None:
         super().__init__(frame, frames_per_record=frames_per_record)
         self.compresslevel = compresslevel
         self._library = require("zstandard", "The compression method 'delta-zstd'", "zstd")
         self._errors = (ValueError, self._library.ZstdError, MemoryError, OverflowError)
-        self._no_dictionary = self._dictionary = _Dictionary(b"")
+        self._no_dictionary = self._dictionary = Dictionary(b"")
         # Preparing a dictionary for compression takes many times its size, so it is done only for the one in use.
         self._plain_compressor = self._compressor = self._new_compressor(b"")
         # By reference: dictionaries, and their addresses for kernels.
-        self._dictionaries: dict[int, _Dictionary] = {}
+        self._dictionaries: dict[int, Dictionary] = {}
         self._addresses = np.zeros(1, dtype=np.int64)
         # For the next dictionary: records that may go into it, and how many there have been.
         self._recent: deque[bytes] = deque()
@@ -89,11 +67,6 @@ class DeltaZstdCodec(DeltaCodec):
         # Of the dictionary in use: its first records, their bytes before and after, and by how much later ones grew.
         self._records = self._bytes_before = self._bytes_after = 0
         self._excess = 0.0
-
-    @property
-    def label(self) -> str:
-        label = str(Method(self.name, self.compresslevel))
-        return label if self.frames_per_record == _FRAMES_PER_RECORD else f"{label} x{self.frames_per_record}"
 
     @property
     def min_encoded_size(self) -> int:
@@ -190,7 +163,7 @@ class DeltaZstdCodec(DeltaCodec):
     def import_reference(self, content: Bytes) -> int:
         frame, own = content[: self.frame.nbytes], content[self.frame.nbytes :].tobytes()
         kept = [dictionary for dictionary in self._dictionaries.values() if dictionary.content == own]
-        dictionary = kept[0] if kept else _Dictionary(own)
+        dictionary = kept[0] if kept else Dictionary(own)
         if not dictionary.is_valid:
             raise CorruptDataError(f"A dictionary of {len(own)} bytes is not one of Zstandard.")
         number = super().import_reference(frame)
@@ -221,7 +194,7 @@ class DeltaZstdCodec(DeltaCodec):
     def restore(self, state: SavedState) -> None:
         contents = state.part("dictionaries")
         names = [str(i) for i in range(len(contents.array_names()))]
-        used = [_Dictionary(contents.array(name, np.uint8, (None,)).tobytes()) for name in names]
+        used = [Dictionary(contents.array(name, np.uint8, (None,)).tobytes()) for name in names]
         if not used or not all(dictionary.is_valid for dictionary in used):
             raise state.error("dictionaries", "are not dictionaries of Zstandard")
         super().restore(state)
@@ -245,7 +218,7 @@ class DeltaZstdCodec(DeltaCodec):
         self._give_dictionary(number, self._dictionary)
         return number
 
-    def _give_dictionary(self, reference: int, dictionary: _Dictionary) -> None:
+    def _give_dictionary(self, reference: int, dictionary: Dictionary) -> None:
         if reference >= len(self._addresses):
             more = np.zeros(max(len(self._frames), reference + 1) - len(self._addresses), dtype=np.int64)
             self._addresses = np.append(self._addresses, more)
@@ -279,7 +252,7 @@ class DeltaZstdCodec(DeltaCodec):
             samples.append(records.pop())
         self._compressor = self._plain_compressor  # frees the memory that making a dictionary needs
         content = libzstd.make_dictionary(b"".join(records)[-_DICTIONARY_BYTES:], samples)
-        self._compressor, self._dictionary = self._new_compressor(content), _Dictionary(content)
+        self._compressor, self._dictionary = self._new_compressor(content), Dictionary(content)
         # The next record of each lane gets a new reference frame, which stands for the new dictionary.
         self._regret[:] = self._worth_a_reference * self.frame.nbytes + 1
         self._is_due = False

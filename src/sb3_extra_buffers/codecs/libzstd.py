@@ -91,20 +91,23 @@ def make_dictionary(content: bytes, samples: list[bytes]) -> bytes:
 
 
 class Dictionary:
-    """A dictionary in the form that decompression needs."""
+    """A dictionary, prepared for decompression if libzstd can be loaded. Without content, it means "no dictionary"."""
 
     def __init__(self, content: bytes) -> None:
-        self._library = _library()
-        assert self._library is not None
-        self._content = content  # libzstd refers to these bytes
-        self.address: int = self._library.ZSTD_createDDict_byReference(content, len(content))
+        self.content = content  # libzstd refers to these bytes
+        self._library = library = _library() if content else None
+        self.address: int = library.ZSTD_createDDict_byReference(content, len(content)) or 0 if library else 0
+        """The address of the prepared dictionary; 0 if there is none."""
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether libzstd accepts the content."""
+        return self._library is None or self.address != 0
 
     @property
     def nbytes(self) -> int:
-        """Its size without the content."""
-        assert self._library is not None
-        size: int = self._library.ZSTD_sizeof_DDict(self.address)
-        return size
+        prepared: int = self._library.ZSTD_sizeof_DDict(self.address) if self._library else 0
+        return len(self.content) + prepared
 
     def __del__(self) -> None:
         if self._library is not None:

@@ -15,7 +15,12 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-_BYTE, _LANE_INDEX, _INTEGER = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+INT, INTS, INTS_2D = types.int64, types.int64[::1], types.int64[:, ::1]
+WORDS_2D, FRAMES = types.uint32[:, ::1], types.uint8[:, :, ::1]
+STORED = types.Array(types.uint8, 1, "C", readonly=True)
+"""The bytes of an arena, in memory or in a file that may be read-only."""
+
+BYTE, LANE_INDEX, INTEGER = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _FALSE = ir.Constant(ir.IntType(1), 0)
 
 VECTOR_BYTES = 64
@@ -34,11 +39,22 @@ def emit_store(builder: Any, value: Any, address: Any) -> None:
     builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = 1
 
 
+def emit_repeated(builder: Any, value: Any, kind: Any) -> Any:
+    """For intrinsics: a vector whose elements are all ``value``."""
+    undefined = ir.Constant(kind, ir.Undefined)
+    if value.type != kind.element:
+        value = builder.trunc(value, kind.element)
+    first = builder.insert_element(undefined, value, ir.Constant(LANE_INDEX, 0))
+    return builder.shuffle_vector(
+        first, undefined, ir.Constant(ir.VectorType(LANE_INDEX, kind.count), [0] * kind.count)
+    )
+
+
 def _loading(n_bits: int, kind: Any = types.int64) -> Any:
     def load(typing_context: Any, address: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             value = emit_load(builder, arguments[0], ir.IntType(n_bits))
-            return value if n_bits == 64 else builder.zext(value, _INTEGER)
+            return value if n_bits == 64 else builder.zext(value, INTEGER)
 
         return kind(types.intp), generate
 
@@ -60,7 +76,7 @@ def _storing(n_bits: int) -> Any:
 def _copying(n_bytes: int) -> Any:
     def copy(typing_context: Any, target: Any, source: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            emit_store(builder, emit_load(builder, arguments[1], ir.VectorType(_BYTE, n_bytes)), arguments[0])
+            emit_store(builder, emit_load(builder, arguments[1], ir.VectorType(BYTE, n_bytes)), arguments[0])
             return context.get_dummy_value()
 
         return types.void(types.intp, types.intp), generate
@@ -70,11 +86,8 @@ def _copying(n_bytes: int) -> Any:
 
 def _store_first_bytes(builder: Any, vector: Any, address: Any, count: Any) -> None:
     """Write the first ``count`` of 32 bytes. The others keep their values."""
-    kind = ir.VectorType(_BYTE, 32)
-    undefined = ir.Constant(kind, ir.Undefined)
-    counts = builder.insert_element(undefined, builder.trunc(count, _BYTE), ir.Constant(_LANE_INDEX, 0))
-    counts = builder.shuffle_vector(counts, undefined, ir.Constant(ir.VectorType(_LANE_INDEX, 32), [0] * 32))
-    chosen = builder.icmp_unsigned("<", ir.Constant(kind, list(range(32))), counts)
+    kind = ir.VectorType(BYTE, 32)
+    chosen = builder.icmp_unsigned("<", ir.Constant(kind, list(range(32))), emit_repeated(builder, count, kind))
     emit_store(
         builder, builder.select(chosen, builder.bitcast(vector, kind), emit_load(builder, address, kind)), address
     )
@@ -83,7 +96,7 @@ def _store_first_bytes(builder: Any, vector: Any, address: Any, count: Any) -> N
 def _copy_first32(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         target, source, count = arguments
-        _store_first_bytes(builder, emit_load(builder, source, ir.VectorType(_BYTE, 32)), target, count)
+        _store_first_bytes(builder, emit_load(builder, source, ir.VectorType(BYTE, 32)), target, count)
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp, types.intp), generate
@@ -93,9 +106,9 @@ def _write_first32(
     typing_context: Any, target: Any, first: Any, second: Any, third: Any, fourth: Any, count: Any
 ) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        vector = ir.Constant(ir.VectorType(_INTEGER, 4), ir.Undefined)
+        vector = ir.Constant(ir.VectorType(INTEGER, 4), ir.Undefined)
         for lane in range(4):
-            vector = builder.insert_element(vector, arguments[1 + lane], ir.Constant(_LANE_INDEX, lane))
+            vector = builder.insert_element(vector, arguments[1 + lane], ir.Constant(LANE_INDEX, lane))
         _store_first_bytes(builder, vector, arguments[0], arguments[5])
         return context.get_dummy_value()
 
@@ -105,8 +118,8 @@ def _write_first32(
 
 def _equal_bytes(typing_context: Any, first: Any, second: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        values = [emit_load(builder, address, ir.VectorType(_BYTE, 64)) for address in arguments]
-        return builder.bitcast(builder.icmp_unsigned("==", *values), _INTEGER)
+        values = [emit_load(builder, address, ir.VectorType(BYTE, 64)) for address in arguments]
+        return builder.bitcast(builder.icmp_unsigned("==", *values), INTEGER)
 
     return types.uint64(types.intp, types.intp), generate
 

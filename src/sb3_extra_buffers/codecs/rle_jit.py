@@ -21,6 +21,8 @@ class RleJitCodec(RleCodec):
 
     def __init__(self, frame: FrameSpec, *, runs_type: npt.DTypeLike | None = None) -> None:
         super().__init__(frame, runs_type=runs_type)
+        self._no_runs: Unsigned = np.empty(0, dtype=self.runs_type)
+        """Tells the kernels the dtype of runs."""
         # Encode and decode one empty record, so that numba compiles for these dtypes now and not during training.
         blank = np.zeros((1, self.record_bytes), dtype=np.uint8)
         data, lengths, references = self.encode(blank, np.zeros(1, dtype=np.int64))
@@ -32,22 +34,18 @@ class RleJitCodec(RleCodec):
             elements = elements.copy()
         data = np.empty(records.size, dtype=np.uint8)
         lengths = np.empty(len(records), dtype=np.int64)
-        size = self._kernels().encode(elements, self._no_runs(), self.longest_run, data, lengths)
+        size = self._kernels().encode(elements, self._no_runs, self.longest_run, data, lengths)
         return Encoded(data[:size], lengths, np.full(len(records), NO_REFERENCE))
 
     def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
         in_place = out.flags.c_contiguous and out.ctypes.data % self.element_type.alignment == 0
         target = out if in_place else np.empty((len(out), self.record_bytes), dtype=np.uint8)
         elements = target.view(self.element_type)
-        bad = self._kernels().decode(np.ascontiguousarray(data), starts, lengths, self._no_runs(), elements)
-        if bad >= 0:
-            raise CorruptDataError(f"The run-length record at byte {starts[bad]} does not decode.")
+        done = self._kernels().decode(np.ascontiguousarray(data), starts, lengths, self._no_runs, elements)
+        if done < len(starts):
+            raise CorruptDataError(f"The run-length record at byte {starts[done]} does not decode.")
         if not in_place:
             out[:] = target
-
-    def _no_runs(self) -> Unsigned:
-        """An empty array from which the kernels take the dtype of runs."""
-        return np.empty(0, dtype=self.runs_type)
 
     def _kernels(self) -> ModuleType:
         kernels = load_kernels("sb3_extra_buffers.codecs.rle_kernels") if has_numba() else None

@@ -60,7 +60,7 @@ def encode(elements: Unsigned, no_runs: Unsigned, longest_run: int, data: Bytes,
 
 @njit(nogil=True, cache=True)
 def decode(data: Bytes, starts: Indices, lengths: Indices, no_runs: Unsigned, elements: Unsigned) -> int:
-    """Decode records into the rows of ``elements``. Return the number of the first that is corrupt, or -1."""
+    """Decode records into the rows of ``elements``. Returns the number of the first invalid one, or ``len(starts)``."""
     n_records, size = elements.shape
     record_bytes = size * elements.itemsize
     pair_bytes = no_runs.itemsize + elements.itemsize
@@ -93,7 +93,7 @@ def decode(data: Bytes, starts: Indices, lengths: Indices, no_runs: Unsigned, el
             position += run
         if position != size:
             return record
-    return -1
+    return len(starts)
 
 
 def compile_all() -> None:

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from sb3_extra_buffers.codecs import libzstd
-from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Encoded, FrameSpec, Indices
+from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Encoded, FrameSpec, Indices, checked_frames_per_record
 from sb3_extra_buffers.codecs.references import UseCounts
 from sb3_extra_buffers.codecs.zstd import ZstdCodec
-from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
+from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
 
 _DICTIONARY_FRAMES = 16
@@ -43,12 +43,13 @@ class ZstdDictCodec(ZstdCodec):
     """Zstandard with dictionaries from the data and the levels of ``zstd``; ``frames_per_record`` frames together."""
 
     name = "zstd-dict"
+    default_frames_per_record = 1
 
-    def __init__(self, frame: FrameSpec, *, compresslevel: int = 3, frames_per_record: int = 1) -> None:
-        if not 1 <= frames_per_record <= 256:
-            raise ConfigurationError(f"frames_per_record must be from 1 to 256, not {frames_per_record!r}.")
+    def __init__(
+        self, frame: FrameSpec, *, compresslevel: int = 3, frames_per_record: int = default_frames_per_record
+    ) -> None:
         super().__init__(frame, compresslevel=compresslevel)
-        self.frames_per_record = frames_per_record
+        self.frames_per_record = checked_frames_per_record(frames_per_record, 256)
         self._dictionary_frames = max(1, min(_DICTIONARY_FRAMES, _DICTIONARY_BYTES // frame.nbytes))
         self._uses = UseCounts()
         self._dictionaries: dict[int, bytes] = {}
@@ -71,14 +72,11 @@ class ZstdDictCodec(ZstdCodec):
         self._lock = threading.Lock()
 
     @property
-    def label(self) -> str:
-        return super().label + (f" x{self.frames_per_record}" if self.frames_per_record > 1 else "")
-
-    @property
     def reference_bytes(self) -> int:
-        prepared = sum(dictionary.nbytes for dictionary in self._for_libzstd.values())
+        sizes = {number: len(content) for number, content in self._dictionaries.items()}
+        sizes |= {number: dictionary.nbytes for number, dictionary in self._for_libzstd.items()}
         collected = sum(map(len, self._recent)) + len(self._content) + sum(map(len, self._samples))
-        return sum(map(len, self._dictionaries.values())) + prepared + collected
+        return sum(sizes.values()) + collected
 
     def encode(self, records: Bytes, lanes: Indices) -> Encoded:
         self._collect(records)
@@ -124,10 +122,11 @@ class ZstdDictCodec(ZstdCodec):
         return _as_array(self._dictionaries[reference])
 
     def import_reference(self, content: Bytes) -> int:
-        if libzstd.decompress_function() and not libzstd.Dictionary(content.tobytes()).address:
+        dictionary = libzstd.Dictionary(content.tobytes())
+        if not dictionary.is_valid:
             raise CorruptDataError(f"A dictionary of {len(content)} bytes is not one of Zstandard.")
         number = self._uses.new()
-        self._dictionaries[number] = content.tobytes()
+        self._dictionaries[number] = dictionary.content
         self._addresses = None
         return number
 
@@ -157,11 +156,9 @@ class ZstdDictCodec(ZstdCodec):
         }
         if not all(0 < number < _MOST_DICTIONARIES for number in self._dictionaries):
             raise state.error("dictionaries", f"have the numbers {sorted(self._dictionaries)}")
-        if libzstd.decompress_function():
-            contents = self._dictionaries.items()
-            self._for_libzstd = {number: libzstd.Dictionary(content) for number, content in contents}
-            if not all(dictionary.address for dictionary in self._for_libzstd.values()):
-                raise state.error("dictionaries", "are not dictionaries of Zstandard")
+        self._for_libzstd = {number: libzstd.Dictionary(content) for number, content in self._dictionaries.items()}
+        if not all(dictionary.is_valid for dictionary in self._for_libzstd.values()):
+            raise state.error("dictionaries", "are not dictionaries of Zstandard")
         self._current = state.integer("current")
         if self._current not in {NO_REFERENCE, *self._dictionaries}:
             raise state.error("current", f"names dictionary {self._current}, which does not exist")

@@ -7,10 +7,7 @@ from numba import njit, types
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.codecs.libzstd import MISSING
-from sb3_extra_buffers.codecs.memory_kernels import address, call, copy, load_int
-
-_INT, _INTS = types.int64, types.int64[::1]
-_STORED = types.Array(types.uint8, 1, "C", readonly=True)
+from sb3_extra_buffers.codecs.memory_kernels import INT, INTS, STORED, address, call, copy, load_int
 
 
 @njit(nogil=True, cache=True)
@@ -72,5 +69,5 @@ def decode(
 def compile_all() -> None:
     # With declared types, but not where it is defined: those who gather observations do not need it.
     if not decode.signatures:
-        decode.compile(_INT(_STORED, _INTS, _INTS, _INTS, types.uint8[:, ::1], _INT, _INT, _INTS))
+        decode.compile(INT(STORED, INTS, INTS, INTS, types.uint8[:, ::1], INT, INT, INTS))
         decode.disable_compile()

@@ -10,24 +10,28 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from llvmlite import ir
 from numba import carray, cfunc, from_dtype, njit, types  # type: ignore[attr-defined]
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from sb3_extra_buffers.codecs.base import Bytes, Indices
+from sb3_extra_buffers.codecs.base import Bytes, Indices, Words
 from sb3_extra_buffers.codecs.bitpack_kernels import packed_frame, unpack_frame
 from sb3_extra_buffers.codecs.delta_kernels import follow, frame_header, is_consistent, restart_before
-from sb3_extra_buffers.codecs.memory_kernels import address, call, copy, load32, load_int
+from sb3_extra_buffers.codecs.memory_kernels import (
+    FRAMES,
+    INT,
+    INTS,
+    INTS_2D,
+    STORED,
+    WORDS_2D,
+    address,
+    call,
+    copy,
+    load32,
+    load_int,
+)
 from sb3_extra_buffers.codecs.zstd_kernels import decompress_record
-
-Words = npt.NDArray[np.uint32]
-
-# Types are declared, not inferred: the threads see bare addresses, behind which must be exactly these.
-_INT, _INTS, _INTS_2D = types.int64, types.int64[::1], types.int64[:, ::1]
-_WORDS_2D, _FRAMES = types.uint32[:, ::1], types.uint8[:, :, ::1]
-_STORED = types.Array(types.uint8, 1, "C", readonly=True)
 
 _ROWS_AT_ONCE = 2
 SOURCE = np.dtype(
@@ -165,10 +169,11 @@ def _take_part(task_address: int) -> None:
 TAKE_PART = _take_part.address
 
 
+# Types are declared, not inferred: threads read the arrays by address, so each must have exactly this type.
 @njit(
     types.void(
-        _SOURCES, _INT, _FRAMES, _INTS, _STORED, _INTS_2D, _WORDS_2D, _WORDS_2D, _INT, _WORDS_2D, _INTS, _INTS_2D, _INT,
-        _INTS,
+        _SOURCES, INT, FRAMES, INTS, STORED, INTS_2D, WORDS_2D, WORDS_2D, INT, WORDS_2D, INTS, INTS_2D, INT,
+        INTS,
     ),
     nogil=True,
     cache=True,
@@ -207,7 +212,7 @@ def describe(
     store.predictors = predictors.ctypes.data if len(predictors) else 0
 
 
-@njit(types.int64(_SOURCES, _INTS, _INTS, _INTS_2D, _FRAMES, _FRAMES, _INTS, _INT, _INT, _INT), nogil=True, cache=True)
+@njit(INT(_SOURCES, INTS, INTS, INTS_2D, FRAMES, FRAMES, INTS, INT, INT, INT), nogil=True, cache=True)
 def gather_from(
     sources: Any,
     numbers: Indices,
@@ -253,9 +258,9 @@ def gather_from(
 
 
 @njit(
-    types.int64(
-        _INTS, _INTS_2D, _FRAMES, _FRAMES, _FRAMES, _INTS, _STORED, _INTS_2D, _WORDS_2D, _WORDS_2D, _INT, _WORDS_2D,
-        _INTS, _INTS_2D, _INT, _INTS, _INTS, _INT, _INT, _INT,
+    INT(
+        INTS, INTS_2D, FRAMES, FRAMES, FRAMES, INTS, STORED, INTS_2D, WORDS_2D, WORDS_2D, INT, WORDS_2D,
+        INTS, INTS_2D, INT, INTS, INTS, INT, INT, INT,
     ),
     nogil=True,
     cache=True,

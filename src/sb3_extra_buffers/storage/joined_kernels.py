@@ -7,13 +7,12 @@ import numpy.typing as npt
 from numba import njit, types
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices
-from sb3_extra_buffers.codecs.memory_kernels import address, copy, load32
+from sb3_extra_buffers.codecs.memory_kernels import INT, INTS, INTS_2D, address, copy, load32
 
-_INTS, _FLOATS, _TABLE = types.int64[::1], types.float64[::1], types.int64[:, ::1]
 _ROWS = types.uint8[:, ::1]
 
 
-@njit(types.void(_TABLE, _INTS, _INTS, _INTS, types.uint8[::1], types.int64), nogil=True, cache=True)
+@njit(types.void(INTS_2D, INTS, INTS, INTS, types.uint8[::1], INT), nogil=True, cache=True)
 def take_rows(
     addresses: Indices, sizes: Indices, numbers: Indices, places: Indices, out: Bytes, alignment: int
 ) -> None:
@@ -31,7 +30,7 @@ def take_rows(
 
 
 @njit(
-    types.void(_TABLE, _TABLE, types.int64, _INTS, _INTS, _INTS, types.boolean, _INTS, _ROWS, _ROWS),
+    types.void(INTS_2D, INTS_2D, INT, INTS, INTS, INTS, types.boolean, INTS, _ROWS, _ROWS),
     nogil=True,
     cache=True,
 )
@@ -67,7 +66,7 @@ def take_observations(
         copy(next_target + i * size, rows + row * size, size)
 
 
-@njit(types.void(_INTS, _INTS, _INTS, _INTS, types.uint8[::1]), nogil=True, cache=True)
+@njit(types.void(INTS, INTS, INTS, INTS, types.uint8[::1]), nogil=True, cache=True)
 def copy_spans(addresses: Indices, numbers: Indices, starts: Indices, lengths: Indices, out: Bytes) -> None:
     """Copy ``lengths[i]`` bytes from ``starts[i]`` on of the array at ``addresses[numbers[i]]``, in a row."""
     target = address(out)
@@ -76,7 +75,7 @@ def copy_spans(addresses: Indices, numbers: Indices, starts: Indices, lengths: I
         target += lengths[i]
 
 
-@njit(types.void(_FLOATS, _INTS, _INTS, types.int64, types.int64, _TABLE), nogil=True, cache=True)
+@njit(types.void(types.float64[::1], INTS, INTS, INT, INT, INTS_2D), nogil=True, cache=True)
 def place_drawn(
     drawn: npt.NDArray[np.float64], counts: Indices, firsts: Indices, n_slots: int, n_envs: int, out: Indices
 ) -> None:
