@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sb3_extra_buffers.anonymous_memory import zeros
-from sb3_extra_buffers.codecs.base import Bytes, Codec, Indices
+from sb3_extra_buffers.codecs.base import Bytes, Codec, Encoded, Indices
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.arena import Arena
@@ -317,35 +317,39 @@ class FrameStore:
 
     def _encode_waiting(self, oldest: Callable[[], Indices]) -> bool:
         """Encode one record of each lane that has a complete one; false if there is none."""
-        lanes = np.flatnonzero(self.heads - self.encoded >= self.codec.frames_per_record)
+        group = self.codec.frames_per_record
+        lanes = np.flatnonzero(self.heads - self.encoded >= group)
         if len(lanes) == 0:
             return False
+        positions = (self.encoded[lanes, None] + np.arange(group)) % self.ring.shape[1]
+        frames = self.ring[lanes[:, None], positions]
         try:
-            self._encode_records(lanes, oldest)
+            records = self.codec.encode(frames.reshape(len(lanes), -1), lanes)
+            self.write_records(lanes, self.encoded[lanes] // group, records, oldest)
+            self.encoded[lanes] += group  # from now on the records are used
         except BaseException:
             # The codec may have counted references of records that were not stored.
             self._recount_uses()
             raise
         return True
 
-    def _encode_records(self, lanes: Indices, oldest: Callable[[], Indices]) -> None:
-        """Encode the next record of each of ``lanes``."""
-        group = self.codec.frames_per_record
-        positions = (self.encoded[lanes, None] + np.arange(group)) % self.ring.shape[1]
-        frames = self.ring[lanes[:, None], positions]
-        data, lengths, references = self.codec.encode(frames.reshape(len(lanes), -1), lanes)
+    def write_records(self, lanes: Indices, numbers: Indices, records: Encoded, oldest: Callable[[], Indices]) -> None:
+        """Write records to the arena and the index. Nothing reads them until ``encoded`` counts their frames.
+
+        :param numbers: The number of each record in its lane.
+        """
+        data, lengths, references = records
         start = self.allocate(len(data), oldest)
         self.arena.write(start, data)
-        records = self.encoded[lanes] // group % self.starts.shape[1]
-        self.starts[lanes, records] = start + np.cumsum(lengths) - lengths
-        self.lengths[lanes, records] = lengths
+        places = numbers % self.starts.shape[1]
+        self.starts[lanes, places] = start + np.cumsum(lengths) - lengths
+        self.lengths[lanes, places] = lengths
         # Without references, this part of the index is never written and takes no memory.
         self._has_references = self._has_references or bool(references.any())
         if self._has_references:
-            self.references[lanes, records] = references
-        self.encoded[lanes] += group  # from now on the records are used
+            self.references[lanes, places] = references
         self._bytes_encoded += len(data)
-        self._frames_encoded += group * len(lanes)
+        self._frames_encoded += self.codec.frames_per_record * len(lanes)
 
     def _recount_uses(self) -> bool:
         """Let the codec recount its references; false if one of them does not exist."""

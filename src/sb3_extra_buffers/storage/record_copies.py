@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Indices
+from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Encoded, Indices
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.frame_store import FrameStore
@@ -92,21 +92,13 @@ def append_records(frames: FrameStore, records: Records, oldest: Callable[[], In
             frames.release(oldest())
             while frames._index_is_full(spare=most):
                 frames._grow_index()
-        start = frames.allocate(len(records.data), oldest) if len(records.data) else 0
-        frames.arena.write(start, records.data)
-        lanes, places = numbers_from(frames.encoded // group, records.counts)
-        places %= frames.starts.shape[1]
-        frames.starts[lanes, places] = start + np.cumsum(records.lengths) - records.lengths
-        frames.lengths[lanes, places] = records.lengths
-        frames._has_references = frames._has_references or bool(references.any())
-        if frames._has_references:
-            frames.references[lanes, places] = references
+        if len(records.data):
+            lanes, places = numbers_from(frames.encoded // group, records.counts)
+            frames.write_records(lanes, places, Encoded(records.data, records.lengths, references), oldest)
         codec.incref(references)
         frames.newest.forget()
         firsts, heads = frames.encoded, frames.encoded + records.counts * group
         frames.heads, frames.encoded = heads, heads.copy()  # from now on the records are used
-        frames._bytes_encoded += len(records.data)
-        frames._frames_encoded += group * len(records.lengths)
         held = {digest: frames.held[digest] for digest in records.digests}
         gone = [number for digest, number in frames.held.items() if digest not in held]
         frames.held = held
