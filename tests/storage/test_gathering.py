@@ -16,7 +16,7 @@ from sb3_extra_buffers.codecs.base import FrameSpec
 from sb3_extra_buffers.codecs.registry import create_codec
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.parallel import ALONE, Team, alone, learn_from, team_for
-from sb3_extra_buffers.storage import gathering
+from sb3_extra_buffers.storage import compiled_gathering
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.stacking import StackLayout
 from tests.methods import installed
@@ -214,11 +214,11 @@ class TestTeam:
     def test_the_kernel_tells_how_many_threads_came_in_time(self, n_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
         store, _ = filled("delta")
         told: list[int] = []
-        monkeypatch.setattr(gathering, "learn_from", lambda team, n_in_time, time: told.append(n_in_time))
+        monkeypatch.setattr(compiled_gathering, "learn_from", lambda team, n_in_time, time: told.append(n_in_time))
         team = Team(parallel._parallel_function(), 2)
         if not team.parallel:
             pytest.skip("torch has no OpenMP here")
-        monkeypatch.setattr(gathering, "team_for", lambda n_bytes: team)
+        monkeypatch.setattr(compiled_gathering, "team_for", lambda n_bytes: team)
         lanes, firsts = np.zeros(n_rows, dtype=np.int64), np.full((1, n_rows), store.base[0])
         out = np.empty((n_rows, store.layout.stack, store.codec.frame.nbytes), dtype=np.uint8)
         store.gather(lanes, firsts, [out])

@@ -67,7 +67,7 @@ def test_five_files_there_and_five_back(monkeypatch: pytest.MonkeyPatch) -> None
             buffer.add(*pair, np.zeros((1, 1)), np.zeros(1), np.zeros(1), [{}])
     with monkeypatch.context() as patch:
         kernels = load_kernels("sb3_extra_buffers.storage.gather_kernels")
-        sampling.watch(patch, kernels, "gather", "storage/gather_kernels.py")
+        sampling.watch(patch, kernels, "gather_observations", "storage/gather_kernels.py")
         buffer.sample(8)
     assert adding.files == documented("Adding:")
     assert sampling.files == documented("Sampling:")

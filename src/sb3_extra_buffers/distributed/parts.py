@@ -20,7 +20,8 @@ from sb3_extra_buffers.compressed.packed_fields import DONE_OR_NOT
 from sb3_extra_buffers.compressed.prioritized_buffer import CompressedPrioritizedReplayBuffer
 from sb3_extra_buffers.compressed.sum_tree import JoinedTrees
 from sb3_extra_buffers.errors import EmptyBufferError
-from sb3_extra_buffers.storage.joined import JoinedArrays, JoinedStores, Wanted, places_of
+from sb3_extra_buffers.storage.compiled_gathering import Wanted
+from sb3_extra_buffers.storage.joined import JoinedArrays, JoinedStores, places_of
 from sb3_extra_buffers.storage.outputs import ALIGNMENT, Lease, OutputPool
 
 

@@ -17,9 +17,9 @@ from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Codec, Indices
 from sb3_extra_buffers.compiled import load_kernels
 from sb3_extra_buffers.errors import MissingPackageError
 from sb3_extra_buffers.storage.base_store import BaseStore
+from sb3_extra_buffers.storage.compiled_gathering import Wanted, compiled_kernels, fill_frames, run_kernel
 from sb3_extra_buffers.storage.config import CodecRecipe
-from sb3_extra_buffers.storage.gathering import compiled_kernels, fill_frames, run_kernel
-from sb3_extra_buffers.storage.joined import JoinedArrays, JoinedStores, Wanted
+from sb3_extra_buffers.storage.joined import JoinedArrays, JoinedStores
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 from sb3_extra_buffers.storage.stacking import StackLayout
 

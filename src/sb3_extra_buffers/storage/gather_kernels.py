@@ -1,4 +1,4 @@
-"""The compiled form of :mod:`.gathering`. Import through :func:`sb3_extra_buffers.compiled.load_kernels` only.
+"""The kernels of :mod:`.compiled_gathering`. Import through :func:`sb3_extra_buffers.compiled.load_kernels` only.
 
 Five record formats are known: raw records, those of ``delta``, ``bitpack`` and libzstd, and those of ``delta`` that
 libzstd has compressed. How a record is decoded stands beside its codec, in the kernels of
@@ -38,6 +38,7 @@ SOURCE = np.dtype(
     [(name, np.int64) for name in ("ring_size", "data_bytes", "capacity", "n_references", "n_words", "n_dictionaries")]
     + [(name, np.int64) for name in ("group", "distances", "ring", "encoded", "data", "starts", "lengths")]
     + [(name, np.int64) for name in ("references", "table", "predictors", "decompress", "dictionaries")]
+    + [(name, np.int64) for name in ("base", "ends_0", "ends_1")]
 )
 """What threads need to know about a frame store: sizes, and addresses of arrays."""
 _SOURCES = from_dtype(SOURCE)[::1]
@@ -138,7 +139,7 @@ def _gather_run(task: Any, store: Any, row: int, begin: int, stop: int, context:
 
 @cfunc(types.void(types.intp), cache=True)
 def _take_part(task_address: int) -> None:
-    """One thread's part of :func:`gather`: rows, a few at a time, until none are left."""
+    """One thread's part of :func:`gather_from`: rows, a few at a time, until none are left."""
     task = carray(pointer(task_address), 1, _TASK)[0]
     me = fetch_and_add(task_address + _N_THREADS, 1)
     context = load_int(task.contexts + 8 * me) if me < task.n_contexts else 0
@@ -154,6 +155,8 @@ def _take_part(task_address: int) -> None:
             done = True
             store = stores[load_int(task.numbers + 8 * row) if task.numbers else 0]
             begin = load_int(task.firsts + 8 * row)
+            if begin < 0:  # a row that the caller fills
+                continue
             stop = begin + task.stack
             if task.n_batches == 2:
                 other = load_int(task.firsts + 8 * (task.n + row))
@@ -225,7 +228,7 @@ def gather_from(
     parallel: int,
     n_threads: int,
 ) -> int:
-    """See :func:`.gathering.gather_frames`.
+    """Fill batches with runs of consecutive frames; see :func:`.gathering.gather_frames`.
 
     Returns how many threads had started when no rows were left; 0 if bytes are corrupt.
 
@@ -257,44 +260,68 @@ def gather_from(
     return np.int64(0 if tasks[0].is_corrupt else tasks[0].n_in_time)
 
 
+@njit(types.void(_SOURCES, INT, INTS, WORDS_2D, WORDS_2D), nogil=True, cache=True)
+def describe_index(sources: Any, number: int, base: Indices, ends_0: Words, ends_1: Words) -> None:
+    """Write where the observations of a store are found, for :func:`gather_observations`, into a table of stores.
+
+    :param base: The first frame of each lane in the frame store.
+    :param ends_0: For each slot and environment, the frame after the last one of the observation in column 0.
+    """
+    store = sources[number]
+    store.base, store.ends_0, store.ends_1 = base.ctypes.data, ends_0.ctypes.data, ends_1.ctypes.data
+
+
 @njit(
-    INT(
-        INTS, INTS_2D, FRAMES, FRAMES, FRAMES, INTS, STORED, INTS_2D, WORDS_2D, WORDS_2D, INT, WORDS_2D,
-        INTS, INTS_2D, INT, INTS, INTS, INT, INT, INT,
+    types.int64(
+        _SOURCES, INTS, INT, INT, INTS, INT, INTS, INT, INTS, FRAMES, FRAMES, INTS, INTS, INT, INT, INT,
     ),
     nogil=True,
     cache=True,
 )  # fmt: skip
-def gather(
-    lanes: Indices,
-    firsts: Indices,
+def gather_observations(
+    sources: Any,
+    numbers: Indices,
+    n_slots: int,
+    n_envs: int,
+    envs: Indices,
+    column_0: int,
+    slots_0: Indices,
+    column_1: int,
+    slots_1: Indices,
     outs_0: Bytes,
     outs_1: Bytes,
-    ring: Bytes,
-    encoded: Indices,
-    data: Bytes,
-    starts: Indices,
-    lengths: Words,
-    references: Words,
-    group: int,
-    table: Words,
-    distances: Indices,
-    predictors: Indices,
-    decompress: int,
-    dictionaries: Indices,
+    left: Indices,
     contexts: Indices,
     take_part: int,
     parallel: int,
     n_threads: int,
 ) -> int:
-    """:func:`describe` and :func:`gather_from` in one call, for one frame store."""
-    sources = np.empty(1, dtype=SOURCE)
-    describe(
-        sources, 0, ring, encoded, data, starts, lengths, references, group, table, distances, predictors,
-        decompress, dictionaries,
-    )  # fmt: skip
-    numbers = np.empty(0, dtype=np.int64)
-    return gather_from(sources, numbers, lanes, firsts, outs_0, outs_1, contexts, take_part, parallel, n_threads)
+    """:func:`gather_from` for the observations in the given columns, slots and environments.
+
+    :param column_1: Negative if there is only one column.
+    :param left: Gets the number of rows that are left to the caller, and then these rows: those with an observation
+        that does not exist, or that is older than the frame store.
+    """
+    n, n_left, stack = len(envs), 0, outs_0.shape[1]
+    n_columns = 1 if column_1 < 0 else 2
+    firsts = np.empty((n_columns, n), dtype=np.int64)
+    for row in range(n):
+        store, env, is_here = sources[numbers[row] if len(numbers) else 0], envs[row], True
+        for i in range(n_columns):
+            slot, column = (slots_1[row], column_1) if i else (slots_0[row], column_0)
+            first = np.int64(-1)
+            if 0 <= slot < n_slots and 0 <= env < n_envs:
+                ends = store.ends_1 if column else store.ends_0
+                first = np.int64(load32(ends + 4 * (slot * n_envs + env))) - stack
+                is_here &= first >= load_int(store.base + 8 * env)
+            is_here &= first >= 0
+            firsts[i, row] = first
+        if not is_here:
+            n_left += 1
+            left[n_left] = row
+            firsts[0, row] = -1
+    left[0] = n_left
+    return gather_from(sources, numbers, envs, firsts, outs_0, outs_1, contexts, take_part, parallel, n_threads)
 
 
 def compile_all() -> None:

@@ -3,50 +3,28 @@
 There is one frame store for each codec that is in use. When ``auto`` changes to another codec, stored observations keep
 their codec until they are overwritten, so one batch may need frames of several stores.
 
-Frames of a known record format (see :attr:`.Codec.record_format`) are gathered by one call of a compiled kernel, which
-decodes no more of a record than it needs. For all others, and without numba, whole records are decoded by the codec,
-and frames are copied out of them.
+Frames are gathered by a compiled kernel, if there is one for the codec; see :mod:`.compiled_gathering`. Otherwise the
+codec decodes whole records, and frames are copied out of them.
 """
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sb3_extra_buffers.codecs import libzstd
-from sb3_extra_buffers.codecs.base import Bytes, Codec, Indices, Words
-from sb3_extra_buffers.compiled import load_kernels
-from sb3_extra_buffers.errors import CorruptDataError
-from sb3_extra_buffers.parallel import ALONE, Team, learn_from, run_in_slices, team_for
-from sb3_extra_buffers.storage.arena import Arena
+from sb3_extra_buffers.codecs.base import Bytes, Indices
+from sb3_extra_buffers.parallel import run_in_slices
+from sb3_extra_buffers.storage import compiled_gathering
+from sb3_extra_buffers.storage.compiled_gathering import RecordIndex, fill_frames
 from sb3_extra_buffers.storage.stacking import StackLayout
 
-_KERNELS = "sb3_extra_buffers.storage.gather_kernels"
-_NO_CONTEXTS = np.zeros(0, dtype=np.int64)
 _CACHE_BYTES = 2 << 20
 """Roughly how much decoded data fits into a core's cache."""
 _thread = threading.local()
-
-
-class RecordIndex(Protocol):
-    """What gathering reads of a :class:`.FrameStore`, which describes these attributes."""
-
-    codec: Codec
-    layout: StackLayout
-    arena: Arena
-    ring: Bytes
-    base: Indices
-    encoded: Indices
-    starts: npt.NDArray[np.int64]
-    lengths: Words
-    references: Words
-
-    def gather(self, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None: ...
 
 
 def gather_observations(
@@ -116,19 +94,6 @@ def _gather_records(store: RecordIndex, lanes: Indices, firsts: Indices, outs: l
             out[rows] = frames[sources]
 
 
-def fill_frames(layout: StackLayout, outs: list[npt.NDArray[Any]], gather: Callable[[list[Bytes]], None]) -> None:
-    """Fill observations frame by frame: ``gather`` is called with arrays of shape ``(n, stack, frame_bytes)``."""
-    n, is_contiguous = len(outs[0]), layout.is_contiguous
-    if is_contiguous:
-        frames = [out.reshape(n, layout.stack, layout.frame.size).view(np.uint8) for out in outs]
-    else:
-        frames = [np.empty((n, layout.stack, layout.frame.nbytes), dtype=np.uint8) for _ in outs]
-    gather(frames)
-    if not is_contiguous:
-        for source, out in zip(frames, outs, strict=True):
-            layout.merge(source, out)
-
-
 def _gather_from_several(stores: Sequence[RecordIndex], lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
     newest = stores[0]
     is_new = (firsts >= newest.base[lanes]).all(axis=0)
@@ -174,53 +139,8 @@ def gather_frames(store: RecordIndex, lanes: Indices, firsts: Indices, outs: lis
     lane ``lanes[b]``. Passing several batches together lets frames that they share (an observation and its successor)
     be decoded once.
     """
-    kernels, decompress = compiled_kernels(store.codec, len(outs))
-    if kernels is None:
+    if not compiled_gathering.gather_frames(store, lanes, firsts, outs):
         _gather_whole_records(store, lanes, firsts, outs)
-        return
-
-    def run(part: slice, contexts: Indices, team: Team) -> int:
-        n_in_time: int = kernels.gather(
-            lanes[part], np.ascontiguousarray(firsts[:, part]), outs[0][part], outs[-1][part], store.ring,
-            store.encoded, store.arena.data, store.starts, store.lengths, store.references,
-            store.codec.frames_per_record, store.codec.reference_frames, store.codec.distances,
-            store.codec.predictors, decompress, store.codec.dictionary_addresses, contexts, kernels.TAKE_PART, *team,
-        )  # fmt: skip
-        return n_in_time
-
-    run_kernel(run, bool(decompress), outs)
-
-
-def compiled_kernels(codec: Codec, n_batches: int = 2) -> tuple[Any, int]:
-    """The compiled form of this module, if it has one for the codec's records, and the address of libzstd's function
-    that decompresses them, or 0."""
-    record_format = codec.record_format
-    needs_libzstd = record_format in ("zstd", "delta-zstd")
-    decompress = libzstd.decompress_function() if needs_libzstd else 0
-    can_compile = decompress if needs_libzstd else record_format
-    return load_kernels(_KERNELS) if can_compile and n_batches <= 2 else None, decompress
-
-
-def run_kernel(run: Callable[[slice, Indices, Team], int], needs_contexts: bool, outs: list[Bytes]) -> None:
-    """Fill a batch by several threads.
-
-    ``run(rows, contexts, team)`` returns how many threads came in time to do something; 0 if bytes are corrupt.
-    """
-
-    def work(low: int, high: int, team: Team = ALONE) -> int:
-        if not needs_contexts:
-            return run(slice(low, high), _NO_CONTEXTS, team)
-        with libzstd.contexts(team.n_threads) as contexts:
-            return run(slice(low, high), contexts, team)
-
-    n, n_bytes = len(outs[0]), sum(out.nbytes for out in outs)
-    team = team_for(n_bytes)
-    began = time.perf_counter_ns()
-    n_in_time = min(run_in_slices(work, n, n_bytes)) if team is None else work(0, n, team)
-    if not n_in_time:
-        raise CorruptDataError("Stored records do not decode.")
-    if team is not None:
-        learn_from(team, n_in_time, (time.perf_counter_ns() - began) / max(n_bytes, 1))
 
 
 def _gather_whole_records(store: RecordIndex, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:

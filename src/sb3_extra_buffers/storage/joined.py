@@ -8,27 +8,24 @@ small buffers are as fast as a large one.
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Sequence
+from functools import partial
 from operator import attrgetter, is_not
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sb3_extra_buffers.codecs.base import Bytes, Indices
+from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.compiled import load_kernels
-from sb3_extra_buffers.parallel import Team
 from sb3_extra_buffers.storage.base_store import BaseStore
-from sb3_extra_buffers.storage.gathering import compiled_kernels, fill_frames, run_kernel
+from sb3_extra_buffers.storage.compiled_gathering import Sources, Wanted, fill_rows
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 from sb3_extra_buffers.storage.outputs import ALIGNMENT
 from sb3_extra_buffers.storage.plain_store import PlainStore
-from sb3_extra_buffers.storage.stacking import StackLayout
 
 _KERNELS = "sb3_extra_buffers.storage.joined_kernels"
 _ROWS, _NEXT_ROWS, _NEWEST, _TURN = map(attrgetter, ("_rows", "_next_rows", "_newest", "_turn"))
-Wanted = list[tuple[int, Indices]]
 
 
 def places_of(drawn: npt.NDArray[np.float64], counts: Indices, firsts: Indices, n_slots: int, n_envs: int) -> Indices:
@@ -99,22 +96,22 @@ class JoinedStores:
     def __init__(self, stores: Sequence[BaseStore]) -> None:
         self.stores = stores
         self._columns = [JoinedArrays(1) for _ in range(stores[0].n_columns)]
-        self._bases = JoinedArrays(1)
+        self._sources = Sources(len(stores)) if isinstance(stores[0], ObservationStore) else None
         self._plain_arrays: list[npt.NDArray[Any]] = []
         self._newest: list[Any] = []
-        self._table: Any = None
-        self._layout: StackLayout | None = None
-        self._described: list[tuple[Any, ...]] = []
-        """What the table was made from."""
-        self._decompresses = False
 
     def fill(self, numbers: Indices, wanted: Wanted, envs: Indices, outs: list[npt.NDArray[Any]]) -> None:
         """Write observations into ``outs``; see :meth:`.BaseStore.fill`. Numbers must be in order."""
         first = self.stores[0]
         if first.digests is None and isinstance(first, PlainStore):
             self._fill_plain(self.stores, numbers, wanted, envs, outs)  # type: ignore[arg-type]  # they are all alike
-        elif first.digests is not None or not self._fill_frames(self.stores, numbers, wanted, envs, outs):  # type: ignore[arg-type]
+            return
+        sources = self._sources if first.digests is None else None
+        left = sources.fill(self.stores, numbers, wanted, envs, outs) if sources is not None else None  # type: ignore[arg-type]
+        if left is None:
             self._fill_one_by_one(numbers, wanted, envs, outs)
+        elif len(left):
+            fill_rows(left, wanted, envs, outs, partial(self._fill_one_by_one, numbers[left]))
 
     def _fill_one_by_one(self, numbers: Indices, wanted: Wanted, envs: Indices, outs: list[npt.NDArray[Any]]) -> None:
         bounds = np.searchsorted(numbers, np.arange(len(self.stores) + 1)).tolist()
@@ -155,40 +152,6 @@ class JoinedStores:
             rows, next_rows,
         )  # fmt: skip
 
-    def _fill_frames(
-        self,
-        stores: Sequence[ObservationStore],
-        numbers: Indices,
-        wanted: Wanted,
-        envs: Indices,
-        outs: list[npt.NDArray[Any]],
-    ) -> bool:
-        """Gather frames of all stores in one call; false if there is no kernel for that."""
-        layout = stores[0].layout
-        if not self._describe(stores):
-            return False
-        firsts = self.firsts(numbers, wanted, envs)
-        if firsts.min(initial=0) < 0:  # places without observations
-            return False
-        left: Indices = np.zeros(0, dtype=np.int64)
-        lanes, sources = envs, numbers
-        if any(store._earlier for store in stores):
-            bases = self._bases.take([store.frames.base for store in stores], numbers, envs)[0][:, 0]
-            is_new = (firsts >= bases).all(axis=0)
-            if not is_new.any():
-                return False
-            left = np.flatnonzero(~is_new)
-            # They get frames of another row here, and are overwritten below.
-            rows = np.where(is_new, np.arange(len(envs)), is_new.argmax())
-            lanes, sources, firsts = envs[rows], numbers[rows], np.ascontiguousarray(firsts[:, rows])
-        fill_frames(layout, outs, lambda frames: self._gather(sources, lanes, firsts, frames))
-        if len(left):
-            parts = [np.empty((len(left), *out.shape[1:]), dtype=out.dtype) for out in outs]
-            self._fill_one_by_one(numbers[left], [(column, slots[left]) for column, slots in wanted], envs[left], parts)
-            for part, out in zip(parts, outs, strict=True):
-                out[left] = part
-        return True
-
     def firsts(self, numbers: Indices, wanted: Wanted, envs: Indices) -> Indices:
         """The first frame of each observation, (columns, n); below zero where there is no observation."""
         stores: Sequence[Any] = self.stores
@@ -198,43 +161,3 @@ class JoinedStores:
             row[:] = self._columns[column].take(ends, numbers, slots * stores[0].n_envs + envs)[0][:, 0]
         firsts -= stores[0].layout.stack
         return firsts
-
-    def _gather(self, numbers: Indices, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
-        kernels, table = self._kernels, self._table
-
-        def run(rows: slice, contexts: Indices, team: Team) -> int:
-            n_in_time: int = kernels.gather_from(
-                table, numbers[rows], lanes[rows], np.ascontiguousarray(firsts[:, rows]), outs[0][rows], outs[-1][rows],
-                contexts, kernels.TAKE_PART, *team,
-            )  # fmt: skip
-            return n_in_time
-
-        run_kernel(run, self._decompresses, outs)
-
-    def _describe(self, stores: Sequence[ObservationStore]) -> bool:
-        """Bring the table of frame stores up to date; false if one of them has no kernel, or another layout."""
-        if stores[0].layout is not self._layout:
-            self._layout, self._described = stores[0].layout, [()] * len(stores)
-        for number, store in enumerate(stores):
-            frames, codec = store.frames, store.frames.codec
-            arrays = (
-                store.layout, codec, frames.ring, frames.encoded, frames.starts, frames.lengths, frames.references,
-                codec.reference_frames, codec.dictionary_addresses,
-            )  # fmt: skip
-            data, described = frames.arena.data, self._described[number]
-            if described and described[0]() is data and not any(map(is_not, arrays, described[1:])):
-                continue
-            kernels, decompress = compiled_kernels(codec)
-            if kernels is None or store.layout != self._layout or not store._has_elements:
-                return False
-            if self._table is None:
-                self._kernels, self._table = kernels, np.zeros(len(stores), dtype=kernels.SOURCE)
-            kernels.describe(
-                self._table, number, frames.ring, frames.encoded, data, frames.starts, frames.lengths,
-                frames.references, codec.frames_per_record, codec.reference_frames, codec.distances,
-                codec.predictors, decompress, codec.dictionary_addresses,
-            )  # fmt: skip
-            # No strong reference to the bytes: they could not grow in place any more.
-            self._described[number] = (weakref.ref(data), *arrays)
-            self._decompresses = bool(self._table["decompress"].any())
-        return True

@@ -18,6 +18,7 @@ from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.choice import NONE, Trials, first_recipe, is_worth_compressing, with_best_length
+from sb3_extra_buffers.storage.compiled_gathering import NO_NUMBERS, Sources, Wanted, fill_rows
 from sb3_extra_buffers.storage.config import CodecRecipe
 from sb3_extra_buffers.storage.digests import Digests
 from sb3_extra_buffers.storage.gathering import gather_observations, gather_runs
@@ -77,6 +78,7 @@ class ObservationStore(ObservationIndex):
     def __init__(self, n_slots: int, n_envs: int, shape: tuple[int, ...], *args: Any, **kwargs: Any) -> None:
         super().__init__(n_slots, n_envs, shape, *args, **kwargs)
         self._has_elements = math.prod(shape) > 0
+        self._sources = Sources()
         self._all_lanes = np.arange(n_envs)
         self._steps = 0
         self._decide_by = 0
@@ -175,9 +177,16 @@ class ObservationStore(ObservationIndex):
         if self.frames.arena.nbytes > self._compact_at:
             self.compact()
 
-    def _fill(self, wanted: list[tuple[int, Indices]], envs: Indices, outs: list[npt.NDArray[Any]]) -> None:
+    def _fill(self, wanted: Wanted, envs: Indices, outs: list[npt.NDArray[Any]]) -> None:
+        left = None if self.reads_runs else self._sources.fill([self], NO_NUMBERS, wanted, envs, outs)
+        if left is None:
+            self._fill_by_codec(wanted, envs, outs)
+        elif len(left):
+            fill_rows(left, wanted, envs, outs, self._fill_by_codec)
+
+    def _fill_by_codec(self, wanted: Wanted, envs: Indices, outs: list[npt.NDArray[Any]]) -> None:
         firsts = self._firsts(wanted, envs)
-        if np.minimum.reduce(firsts, axis=None, initial=0) < 0:  # sooner than firsts.min()
+        if firsts.min(initial=0) < 0:
             self._read_with_gaps(envs, firsts, outs)
         elif len(envs):
             gather = gather_runs if self.reads_runs else gather_observations

@@ -187,6 +187,24 @@ CODEC_FAULTS = [
         "lane * store.ring_size + (number + 1) % store.ring_size",
     ),
     Fault(
+        "gathering: next observations are looked up among observations",
+        GATHERING,
+        "ends = store.ends_1 if column else store.ends_0",
+        "ends = store.ends_0",
+    ),
+    Fault(
+        "gathering: observations of an earlier codec are looked for in the newest store",
+        GATHERING,
+        "is_here &= first >= load_int(store.base + 8 * env)",
+        "is_here &= first >= 0",
+    ),
+    Fault(
+        "gathering: one row that the kernel leaves over is not filled",
+        GATHERING,
+        "left[0] = n_left",
+        "left[0] = n_left - (n_left > 1)",
+    ),
+    Fault(
         "rle: a run is one element short where it is longest",
         "codecs/rle_kernels.py",
         "limit = min(size, start + longest_run)",

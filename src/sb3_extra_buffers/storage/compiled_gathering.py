@@ -1,0 +1,243 @@
+"""Gathering by a compiled kernel, which decodes no more of a record than it needs.
+
+It knows the records of most codecs; see :attr:`.Codec.record_format`. Most of the time of a small batch is spent in
+Python. So the kernel looks up the frames of observations itself, and gets addresses instead of arrays. They are
+written to a table again only when an array has been replaced.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from operator import attrgetter, is_not
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sb3_extra_buffers.codecs import libzstd
+from sb3_extra_buffers.codecs.base import Bytes, Codec, Indices, Words
+from sb3_extra_buffers.compiled import load_kernels
+from sb3_extra_buffers.errors import CorruptDataError
+from sb3_extra_buffers.parallel import ALONE, Team, learn_from, run_in_slices, team_for
+from sb3_extra_buffers.storage.arena import Arena
+from sb3_extra_buffers.storage.stacking import StackLayout
+
+Wanted = list[tuple[int, Indices]]
+"""Columns, and the slots to read from each."""
+_KERNELS = "sb3_extra_buffers.storage.gather_kernels"
+_INT64 = np.dtype(np.int64)
+_ALL_ROWS = slice(None)
+_NO_CONTEXTS: Indices = np.zeros(0, dtype=np.int64)
+NO_NUMBERS: Indices = np.zeros(0, dtype=np.int64)
+_ARRAYS = attrgetter(
+    "layout", "ends", "frames.base", "frames.ring", "frames.encoded", "frames.starts", "frames.lengths",
+    "frames.references", "frames.codec", "frames.codec.reference_frames", "frames.codec.dictionary_addresses",
+)  # fmt: skip
+"""All that the table knows about an observation store, except the bytes of its arena."""
+
+
+class RecordIndex(Protocol):
+    """What gathering reads of a :class:`.FrameStore`, which describes these attributes."""
+
+    codec: Codec
+    layout: StackLayout
+    arena: Arena
+    ring: Bytes
+    base: Indices
+    encoded: Indices
+    starts: npt.NDArray[np.int64]
+    lengths: Words
+    references: Words
+
+    def gather(self, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None: ...
+
+
+class ObservationsByFrame(Protocol):
+    """What it reads of an :class:`.ObservationStore`."""
+
+    n_slots: int
+    n_envs: int
+    layout: StackLayout
+    ends: list[Words]
+
+    @property
+    def frames(self) -> RecordIndex: ...
+
+
+class Sources:
+    """What the kernel knows about stores of the same observations, from all of which one call reads."""
+
+    def __init__(self, n_stores: int = 1) -> None:
+        self._described: list[tuple[Any, ...]] = [()] * n_stores
+        """For each store, the arrays whose addresses are in the table."""
+        self._bytes: list[Any] = [None] * n_stores
+        """The same for the bytes of its arena. These are weak references: without them, the arena grows in place."""
+        self._kernels: Any = None
+        self._table: Any = None
+        self._decompresses = False
+
+    def fill(
+        self,
+        stores: Sequence[ObservationsByFrame],
+        numbers: Indices,
+        wanted: Wanted,
+        envs: Indices,
+        outs: list[npt.NDArray[Any]],
+    ) -> Indices | None:
+        """Write observations into ``outs``, and return the rows that are left to the caller.
+
+        These are rows whose observation does not exist, or is stored by an earlier codec. Returns ``None`` if there is
+        no kernel for these stores or arguments.
+
+        :param numbers: For each row, the number of its store, in order; empty if there is only one store.
+        """
+        store = stores[0]
+        (column_0, slots_0), (column_1, slots_1) = wanted[0], wanted[1] if len(wanted) > 1 else (-1, wanted[0][1])
+        if len(wanted) > 2 or not outs[0].size:
+            return None
+        if not (_is_plain(slots_0) and _is_plain(slots_1) and _is_plain(envs) and self._describe(stores)):
+            return None
+        n_slots, n_envs, left = store.n_slots, store.n_envs, []
+        kernels, table = self._kernels, self._table
+
+        def gather(frames: list[Bytes]) -> None:
+            arrays = numbers, envs, slots_0, slots_1, frames[0], frames[-1]
+
+            def run(rows: slice, contexts: Indices, team: Team) -> int:
+                numbers, envs, slots_0, slots_1, outs_0, outs_1 = (
+                    arrays if rows is _ALL_ROWS else [array[rows] if len(array) else array for array in arrays]
+                )
+                unfilled: Indices = np.empty(len(envs) + 1, dtype=_INT64)
+                n_in_time: int = kernels.gather_observations(
+                    table, numbers, n_slots, n_envs, envs, column_0, slots_0, column_1, slots_1, outs_0, outs_1,
+                    unfilled, contexts, kernels.TAKE_PART, *team,
+                )  # fmt: skip
+                if unfilled[0]:
+                    left.append(unfilled[1 : unfilled[0] + 1] + (rows.start or 0))
+                return n_in_time
+
+            run_kernel(run, self._decompresses, frames)
+
+        fill_frames(store.layout, outs, gather)
+        return np.sort(np.concatenate(left)) if left else NO_NUMBERS  # threads may have added to it in any order
+
+    def _describe(self, stores: Sequence[ObservationsByFrame]) -> bool:
+        """Bring the table up to date; false if a store has no kernel, or another layout than the first one."""
+        for number, store in enumerate(stores):
+            arrays, data, described = _ARRAYS(store), self._bytes[number], self._described[number]
+            if described and data() is store.frames.arena.data and not any(map(is_not, arrays, described)):
+                continue
+            if store.layout != stores[0].layout or not self._describe_store(number, store):
+                self._described[number] = ()
+                return False
+            self._described[number], self._bytes[number] = arrays, weakref.ref(store.frames.arena.data)
+        return True
+
+    def _describe_store(self, number: int, store: ObservationsByFrame) -> bool:
+        frames = store.frames
+        kernels, decompress = compiled_kernels(frames.codec)
+        if kernels is None:
+            return False
+        if self._table is None:
+            self._kernels, self._table = kernels, np.zeros(len(self._described), dtype=kernels.SOURCE)
+        _describe(kernels, self._table, number, frames, decompress)
+        kernels.describe_index(self._table, number, frames.base, store.ends[0], store.ends[-1])
+        self._decompresses = bool(self._table["decompress"].any())
+        return True
+
+
+def _is_plain(numbers: npt.NDArray[Any]) -> bool:
+    """Whether the kernel takes this array."""
+    return numbers.dtype == _INT64 and numbers.flags.c_contiguous
+
+
+def fill_rows(
+    rows: Indices,
+    wanted: Wanted,
+    envs: Indices,
+    outs: list[npt.NDArray[Any]],
+    fill: Callable[[Wanted, Indices, list[npt.NDArray[Any]]], object],
+) -> None:
+    """Fill some rows of a batch, with a function that fills whole batches."""
+    parts = [np.empty((len(rows), *out.shape[1:]), dtype=out.dtype) for out in outs]
+    fill([(column, slots[rows]) for column, slots in wanted], envs[rows], parts)
+    for part, out in zip(parts, outs, strict=True):
+        out[rows] = part
+
+
+def fill_frames(layout: StackLayout, outs: list[npt.NDArray[Any]], gather: Callable[[list[Bytes]], None]) -> None:
+    """Fill observations frame by frame: ``gather`` is called with arrays of shape ``(n, stack, frame_bytes)``."""
+    n = len(outs[0])
+    if layout.is_contiguous:
+        shape = n, layout.stack, layout.frame.size
+        gather([out.reshape(shape).view(np.uint8) for out in outs])
+        return
+    frames = [np.empty((n, layout.stack, layout.frame.nbytes), dtype=np.uint8) for _ in outs]
+    gather(frames)
+    for source, out in zip(frames, outs, strict=True):
+        layout.merge(source, out)
+
+
+def gather_frames(frames: RecordIndex, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> bool:
+    """Fill batches with runs of consecutive frames; see :func:`.gathering.gather_frames`. False if there is no kernel
+    for that."""
+    kernels, decompress = compiled_kernels(frames.codec)
+    if kernels is None or len(outs) > 2:
+        return False
+    table = np.zeros(1, dtype=kernels.SOURCE)
+    _describe(kernels, table, 0, frames, decompress)
+
+    def run(rows: slice, contexts: Indices, team: Team) -> int:
+        n_in_time: int = kernels.gather_from(
+            table, NO_NUMBERS, lanes[rows], np.ascontiguousarray(firsts[:, rows]), outs[0][rows], outs[-1][rows],
+            contexts, kernels.TAKE_PART, *team,
+        )  # fmt: skip
+        return n_in_time
+
+    run_kernel(run, bool(decompress), outs)
+    return True
+
+
+def _describe(kernels: Any, table: Any, number: int, frames: RecordIndex, decompress: int) -> None:
+    codec = frames.codec
+    kernels.describe(
+        table, number, frames.ring, frames.encoded, frames.arena.data, frames.starts, frames.lengths,
+        frames.references, codec.frames_per_record, codec.reference_frames, codec.distances, codec.predictors,
+        decompress, codec.dictionary_addresses,
+    )  # fmt: skip
+
+
+def compiled_kernels(codec: Codec) -> tuple[Any, int]:
+    """The kernels, if they know the codec's records, and the address of libzstd's function that decompresses these, or
+    0."""
+    record_format = codec.record_format
+    needs_libzstd = record_format in ("zstd", "delta-zstd")
+    decompress = libzstd.decompress_function() if needs_libzstd else 0
+    can_compile = decompress if needs_libzstd else record_format
+    return load_kernels(_KERNELS) if can_compile else None, decompress
+
+
+def run_kernel(run: Callable[[slice, Indices, Team], int], needs_contexts: bool, outs: list[Bytes]) -> None:
+    """Fill a batch by several threads.
+
+    ``run(rows, contexts, team)`` returns how many threads came in time to do something; 0 if bytes are corrupt.
+    """
+
+    def work(rows: slice, team: Team) -> int:
+        if not needs_contexts:
+            return run(rows, _NO_CONTEXTS, team)
+        with libzstd.contexts(team.n_threads) as contexts:
+            return run(rows, contexts, team)
+
+    n_bytes = outs[0].nbytes * len(outs)
+    team = team_for(n_bytes)
+    if team is None:
+        n_in_time = min(run_in_slices(lambda low, high: work(slice(low, high), ALONE), len(outs[0]), n_bytes))
+    else:
+        began = time.perf_counter_ns()
+        n_in_time = work(_ALL_ROWS, team)
+        learn_from(team, n_in_time, (time.perf_counter_ns() - began) / max(n_bytes, 1))
+    if not n_in_time:
+        raise CorruptDataError("Stored records do not decode.")
