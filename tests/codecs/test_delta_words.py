@@ -109,7 +109,7 @@ def test_corrupt_stores_raise_or_decode_but_never_leave_their_memory(seed: int, 
         places = rng.integers(0, store.arena.head, 20)
         used[places] = rng.integers(0, 256, 20)
     else:
-        index = getattr(store, what)
+        index = getattr(store.index, what)
         index[rng.integers(0, 2, 3), rng.integers(0, index.shape[1], 3)] = rng.integers(0, 2**31, 3)
     lanes, first = np.repeat([0, 1], 39), np.tile(np.arange(39), 2) % (store.heads.min() - 2)
     guard = np.full((80, 2, store.codec.frame.nbytes), 99, dtype=np.uint8)

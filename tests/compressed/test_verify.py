@@ -41,8 +41,8 @@ def damage(buffer: CompressedReplayBuffer) -> None:
     """Flip a bit in a record of an observation that is still there: what cosmic rays and bugs do."""
     store = buffer._stores[""]
     frames, oldest = store.frames, int(store.ends[0][buffer.pos, 0])
-    place = (oldest - 1) // frames.codec.frames_per_record % frames.starts.shape[1]
-    frames.arena.data[int(frames.starts[0, place]) + int(frames.lengths[0, place]) // 2] ^= 4
+    place = (oldest - 1) // frames.codec.frames_per_record % frames.index.capacity
+    frames.arena.data[int(frames.index.starts[0, place]) + int(frames.index.lengths[0, place]) // 2] ^= 4
 
 
 @methods

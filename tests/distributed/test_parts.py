@@ -134,6 +134,17 @@ def test_parts_with_other_codecs_and_other_stacks() -> None:
     check(buffers)
 
 
+def test_parts_of_which_one_has_found_out_how_its_observations_are_stacked() -> None:
+    buffers = [make(CompressedReplayBuffer, IMAGES, frame_stack="auto") for _ in range(2)]
+    for number, buffer in enumerate(buffers):
+        fill(buffer, 3, number)
+    parts = Parts(buffers, th.device("cpu"))
+    parts.sample(some_places(buffers, 5, 0), None)
+    fill(buffers[0], 30, 2)
+    assert [buffer._stores[""].layout.stack for buffer in buffers] == [4, 1]
+    check(buffers, parts=parts)
+
+
 def test_parts_that_have_changed_their_codec() -> None:
     buffers = [make(CompressedReplayBuffer, IMAGES) for _ in range(3)]
     for number, buffer in enumerate(buffers):
@@ -174,6 +185,22 @@ def test_the_memory_of_a_part_still_grows_in_place() -> None:
     assert memory._map is kept
     fill(buffers[0], 30, 3)
     check(buffers, parts=parts)
+
+
+def test_reference_frames_still_grow_in_place() -> None:
+    buffers = [make(CompressedReplayBuffer, IMAGES, compression_method="delta") for _ in range(2)]
+    for number, buffer in enumerate(buffers):
+        fill(buffer, 20, number)
+    codec = buffers[0]._stores[""].codec
+    frame = codec.reference_content(1).copy()
+    while codec._memory is None:
+        codec.import_reference(frame)
+    Parts(buffers, th.device("cpu")).sample(some_places(buffers, 5, 0), None)
+    buffers[0].sample(5)
+    kept = codec._memory._map
+    for _ in range(200):
+        codec.import_reference(frame)
+    assert codec._memory._map is kept
 
 
 @pytest.mark.usefixtures("kernels")

@@ -136,9 +136,9 @@ class TestChecking:
         return ours
 
     def plant(self, frames: Any, fault: str) -> None:
-        live = np.arange(frames.first_records[0], frames.encoded[0]) % frames.starts.shape[1]
+        live = np.arange(frames.first_records[0], frames.encoded[0]) % frames.index.capacity
         place = int(live[0])
-        encoded = [at for at in live if frames.lengths[0, at] != frames.codec.record_bytes]
+        encoded = [at for at in live if frames.index.lengths[0, at] != frames.codec.record_bytes]
         if fault == "index on the device":
             frames.tensors.records[0, place, 0] += 1
         elif fault == "length on the device":
@@ -150,12 +150,12 @@ class TestChecking:
         elif fault == "reference counted once too often":
             frames.codec._uses.incref(frames.codec._current[:1])
         elif fault == "record in the heap":
-            start = int(frames.starts[0, encoded[0]])
+            start = int(frames.index.starts[0, encoded[0]])
             frames.arena.heap[start : start + 3] = 255
         elif fault == "records that overlap":
-            frames.starts[0, place] = frames.starts[1, int(frames.first_records[1]) % frames.starts.shape[1]]
+            frames.index.starts[0, place] = frames.index.starts[1, int(frames.first_records[1]) % frames.index.capacity]
         elif fault == "record outside":
-            frames.starts[0, place] = frames.arena.limit + 5
+            frames.index.starts[0, place] = frames.arena.limit + 5
         elif fault == "numbers of frames":
             frames.encoded[0] = frames.heads[0] + 1
 

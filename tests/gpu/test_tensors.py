@@ -157,9 +157,9 @@ def test_records_are_those_of_the_codec(device: str) -> None:
     frames, codec = store.frames, store.codec
     heap, n_bytes, seen = frames.arena.data, codec.frame.nbytes, 0
     for lane, number in itertools.product(range(2), range(10, 25)):
-        start, length = frames.starts[lane, number], frames.lengths[lane, number]
+        start, length = frames.index.starts[lane, number], frames.index.lengths[lane, number]
         if length != n_bytes:
-            base = codec.reference_frames[frames.references[lane, number]]
+            base = codec.reference_frames[frames.index.references[lane, number]]
             record = heap[start : start + length]
             words = codec._as_words(decode_numpy(record, base, 1, n_bytes))
             assert encode_numpy(words, base[None], n_bytes)[0].tobytes() == record.tobytes()

@@ -51,7 +51,7 @@ def _saved(method: str, group: int) -> tuple[dict[str, Any], dict[str, np.ndarra
         buffer.add(stacks, following, np.zeros((N_ENVS, 1)), np.zeros(N_ENVS), np.zeros(N_ENVS), [{}] * N_ENVS)
         stacks = following
     frames: Any = buffer._stores[""].frames
-    assert (frames.lengths != frames.codec.record_bytes).mean() > 0.8, "there is something to decode"
+    assert (frames.index.lengths != frames.codec.record_bytes).mean() > 0.8, "there is something to decode"
     with tempfile.TemporaryDirectory() as folder:
         buffer.save(Path(folder) / "buffer")
         with Container.open(Path(folder) / "buffer") as file:
@@ -75,7 +75,7 @@ def check_all(buffer: Any) -> None:
     """Observations of which all frames are in records, by the codec's own decoder and as the buffer reads them."""
     frames = buffer._stores[""].frames
     codec, group, stack = frames.codec, frames.codec.frames_per_record, 4
-    capacity, data = frames.starts.shape[1], frames.arena.data
+    capacity, data = frames.index.capacity, frames.arena.data
     firsts, lanes, expected = [], [], []
     for lane in range(N_ENVS):
         records = np.arange(frames.first_records[lane], frames.encoded[lane] // group)
@@ -84,7 +84,7 @@ def check_all(buffer: Any) -> None:
         rows = np.empty((len(records), codec.record_bytes), np.uint8)
         parts = (
             part[lane, records % capacity].astype(np.int64)
-            for part in (frames.starts, frames.lengths, frames.references)
+            for part in (frames.index.starts, frames.index.lengths, frames.index.references)
         )
         codec.decode(data, *parts, rows)
         decoded = rows.reshape(-1, codec.frame.nbytes)

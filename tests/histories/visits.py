@@ -64,11 +64,11 @@ def counted(visits: Visits) -> Iterator[None]:
 
     def index(store: FrameStore, *_: Any) -> Look:
         group = store.codec.frames_per_record
-        before = store.encoded // group // store.starts.shape[1]
-        capacity = store.starts.shape[1]
+        before = store.encoded // group // store.index.capacity
+        capacity = store.index.capacity
 
         def after(_: Any) -> None:
-            if store.starts.shape[1] == capacity:
+            if store.index.capacity == capacity:
                 visits[INDEX_WRAP] += int((store.encoded // group // capacity - before).sum())
 
         return after

@@ -12,6 +12,7 @@ from sb3_extra_buffers.storage import blocks
 from sb3_extra_buffers.storage.blocks import BlockMaker, fill_from
 from sb3_extra_buffers.storage.joined import JoinedStores
 from tests.compressed.test_segments import fill, make
+from tests.methods import installed
 
 pytest.importorskip("numba")
 SLOTS, ENVS = np.array([3, 17, 0, 4, 17]), np.array([0, 1, 1, 0, 0])
@@ -24,8 +25,11 @@ def block_of(buffer: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("method", "part"),
-    [("delta", "data"), ("bitpack", "data"), ("none", "rows"), ("rle", "rows"), ("zstd-dict", "rows")],
-)
+    [
+        ("delta", "data"), ("bitpack", "data"), ("none", "rows"), ("rle", "rows"), ("zstd-dict", "rows"),
+        *((method, "data") for method in installed("delta-zstd")),
+    ],
+)  # fmt: skip
 def test_what_is_sent_is_what_was_stored(method: str, part: str) -> None:
     buffer = make(compression_method=method, frame_stack=4)
     fill(buffer, steps=80)

@@ -34,7 +34,7 @@ def swap(array: np.ndarray, first: int, second: int) -> None:
 
 def live(store: ObservationStore, lane: int = 0) -> int:
     """The place in the index of the oldest record of a lane."""
-    return int(store.frames.first_records[lane]) % store.frames.starts.shape[1]
+    return int(store.frames.first_records[lane]) % store.frames.index.capacity
 
 
 DAMAGES: dict[str, tuple[str, str, Callable[[ObservationStore], None]]] = {
@@ -45,24 +45,26 @@ DAMAGES: dict[str, tuple[str, str, Callable[[ObservationStore], None]]] = {
         "delta", "but it is used", lambda store: store.codec._uses.decref(store.codec._current[:1]),
     ),
     "a record with another reference": (
-        "delta", "but it is used", lambda store: store.frames.references.__setitem__((0, live(store)), 0),
+        "delta", "but it is used", lambda store: store.frames.index.references.__setitem__((0, live(store)), 0),
     ),
     "a dictionary that is gone": (
         "zstd-dict/3", "Dictionaries", lambda store: store.codec._dictionaries.pop(store.codec._current),
     ),
     "a record outside the arena": (
-        "delta", "outside the live ranges", lambda store: store.frames.starts.__setitem__((0, live(store)), 1 << 40),
+        "delta", "outside the live ranges",
+        lambda store: store.frames.index.starts.__setitem__((0, live(store)), 1 << 40),
     ),
     "two records at the same place": (
-        "delta", "overlap|lies before", lambda store: store.frames.starts.__setitem__(
-            (1, live(store, 1)), store.frames.starts[0, live(store)]
+        "delta", "overlap|lies before", lambda store: store.frames.index.starts.__setitem__(
+            (1, live(store, 1)), store.frames.index.starts[0, live(store)]
         ),
     ),
     "records in another order": (
-        "gzip1", "lies before|overlap", lambda store: swap(store.frames.starts[0], live(store), live(store) + 1),
+        "gzip1", "lies before|overlap", lambda store: swap(store.frames.index.starts[0], live(store), live(store) + 1),
     ),
     "a record that is too long": (
-        "delta", "bytes, which no record", lambda store: store.frames.lengths.__setitem__((0, live(store)), 1 << 30),
+        "delta", "bytes, which no record",
+        lambda store: store.frames.index.lengths.__setitem__((0, live(store)), 1 << 30),
     ),
     "more frames in records than arrived": (
         "delta", "contradict each other", lambda store: store.frames.encoded.__iadd__(1 << 20),

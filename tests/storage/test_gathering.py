@@ -19,6 +19,7 @@ from sb3_extra_buffers.parallel import ALONE, Team, alone, learn_from, team_for
 from sb3_extra_buffers.storage import compiled_gathering
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.stacking import StackLayout
+from tests.compressed.test_segments import fill, make
 from tests.methods import installed
 
 N_LANES, STEPS = 3, 400
@@ -108,6 +109,17 @@ def test_frames_that_begin_like_a_dictionary_are_not_taken_for_one() -> None:
         np.testing.assert_array_equal(out[0], record)
 
 
+def test_indices_may_be_read_only() -> None:
+    """As those are that come from JAX, and those of np.broadcast_to."""
+    buffer = make(compression_method="delta", frame_stack=4)
+    fill(buffer, steps=80)
+    slots, envs = np.arange(50), np.zeros(50, dtype=np.int64)
+    expected = buffer.observations[slots, envs]
+    for array in (slots, envs):
+        array.flags.writeable = False
+        np.testing.assert_array_equal(buffer.observations[slots, envs], expected)
+
+
 @pytest.mark.parametrize("method", ZSTD)
 def test_corrupt_records_are_refused(method: str) -> None:
     store, _ = filled(method)
@@ -119,7 +131,7 @@ def test_corrupt_records_are_refused(method: str) -> None:
 def test_a_dictionary_that_is_not_there_is_refused() -> None:
     pytest.importorskip("zstandard")
     store, _ = filled("zstd-dict")
-    store.references[:] = 99
+    store.index.references[:] = 99
     with pytest.raises(CorruptDataError):
         batch(store)
 
@@ -127,7 +139,7 @@ def test_a_dictionary_that_is_not_there_is_refused() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_places_whose_end_overflows_are_refused(method: str) -> None:
     store, _ = filled(method)
-    store.starts[:] = np.iinfo(np.int64).max - 5
+    store.index.starts[:] = np.iinfo(np.int64).max - 5
     with pytest.raises(CorruptDataError):
         store.check()
     with pytest.raises(CorruptDataError):

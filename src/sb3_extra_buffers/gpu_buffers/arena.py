@@ -16,7 +16,6 @@ from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.state import SavedState
 from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.frame_store import FrameStore
-from sb3_extra_buffers.storage.stacking import numbers_from
 
 _SMALLEST_STEP = 1 << 16
 _MOVED_AT_ONCE = 1 << 24
@@ -142,16 +141,14 @@ class CappedFrameStore(FrameStore):
         Gaps come about where lanes differ: one whose picture never changes keeps its records, and all that other lanes
         wrote after them.
         """
-        counts = self.encoded // self.codec.frames_per_record - self.first_records
-        lanes, numbers = numbers_from(self.first_records, counts)
-        places = lanes * self.starts.shape[1] + numbers % self.starts.shape[1]
-        starts, lengths = self.starts.reshape(-1)[places], self.lengths.reshape(-1)[places].astype(np.int64)
+        places = self.index.places(*self.live_records())
+        starts, lengths, _ = self.index.entries(places)
         # What is gained must last for a while: moving everything takes time.
-        if not len(lanes) or self.arena.live_bytes - int(lengths.sum()) < max(size, self.arena.limit // 16):
+        if not len(places) or self.arena.live_bytes - int(lengths.sum()) < max(size, self.arena.limit // 16):
             return False
         order = np.argsort(self.arena.distance(starts), kind="stable")
         self.arena.close_gaps(starts[order], lengths[order])
-        self.starts.reshape(-1)[places[order]] = np.cumsum(lengths[order]) - lengths[order]
+        self.index.starts.put(places[order], np.cumsum(lengths[order]) - lengths[order])
         return True
 
 

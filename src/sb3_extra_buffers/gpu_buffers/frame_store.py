@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 import torch as th
 
-from sb3_extra_buffers.anonymous_memory import zeros
 from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.errors import CapacityError
 from sb3_extra_buffers.gpu_buffers.arena import CappedFrameStore, DeviceArena, HeapBudget
@@ -44,6 +43,7 @@ from sb3_extra_buffers.gpu_buffers.transfer import (
 from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.frame_store import FrameStore
+from sb3_extra_buffers.storage.record_index import RecordIndex
 from sb3_extra_buffers.storage.stacking import StackLayout, numbers_from
 
 _RING_FRAMES, _RING_BYTES = 288, 32 << 20
@@ -80,8 +80,7 @@ class DeviceFrameStore(CappedFrameStore):
     ) -> None:
         super().__init__(codec, n_lanes, layout, DeviceArena(device, budget))
         self.device = device
-        parts = self.starts, self.lengths, self.references
-        self.starts, self.lengths, self.references = (zeros((n_lanes, index_size), part.dtype) for part in parts)
+        self.index = RecordIndex(n_lanes, index_size)
         self.ends = []
         self.staging = ObservationStaging(layout, n_lanes, device)
         self._launches = GatherLaunches()
@@ -167,9 +166,10 @@ class DeviceFrameStore(CappedFrameStore):
         all_lengths, most = rows[:, REPORT_HEADER:], int(counts.max())
         start, records = 0, _NO_RECORDS
         while most and not len(records[0]):
-            lanes, numbers = numbers_from(self.encoded // self.codec.frames_per_record, counts)
+            firsts = self.encoded // self.codec.frames_per_record
+            lanes, numbers = numbers_from(firsts, counts)
             lengths = all_lengths[:, :most][np.arange(most) < counts[:, None]]
-            self._make_index_room(counts, oldest)
+            self._make_index_room(firsts + counts, lambda: oldest)
             try:
                 start = self.allocate(int(lengths.sum()), lambda: oldest)
             except CapacityError:
@@ -191,14 +191,13 @@ class DeviceFrameStore(CappedFrameStore):
         :param most: ... so many of the records of each lane, at most, that were measured...
         :param records: ... which are these: for each its lane, number, start and length.
         """
-        codec, group, capacity = self.codec, self.codec.frames_per_record, self.starts.shape[1]
+        codec, group = self.codec, self.codec.frames_per_record
         lanes, numbers, starts, lengths = records
         if not len(lanes) and not len(to_renew):
             return
         references, renewed = np.zeros_like(lanes), _NOTHING
         if isinstance(codec, DeviceDelta):
             references = codec.references_for(self.n_lanes)[lanes]
-        places = lanes * capacity + numbers % capacity
         encoded = self.encoded + group * np.bincount(lanes, minlength=self.n_lanes)
         self._index_is_stale = True  # if anything fails before the host's numbers agree with the device's
         try:
@@ -216,27 +215,13 @@ class DeviceFrameStore(CappedFrameStore):
             raise
         # Nothing can fail from here on. The records exist once ``encoded`` says so.
         with uninterrupted():
-            self.starts.reshape(-1)[places] = starts
-            self.lengths.reshape(-1)[places] = lengths
+            self.index.write(lanes, numbers, starts, lengths, references)
             if isinstance(codec, DeviceDelta):
-                self._has_references = True
-                self.references.reshape(-1)[places] = references
                 codec.use_references(to_renew, renewed, references)
             self._bytes_encoded += int(lengths.sum())
             self._frames_encoded += group * len(lanes)
             self.encoded = encoded
             self._index_is_stale = False
-
-    def _make_index_room(self, counts: Indices, oldest: Indices) -> None:
-        def missing(spare: int = 0) -> int:
-            records = self.encoded // self.codec.frames_per_record - self.first_records + counts
-            return int(records.max()) + 1 + spare - self.starts.shape[1]
-
-        if missing() > 0:
-            self.release(oldest)
-            while missing(self.starts.shape[1] // 16) > 0:
-                self._grow_index()
-            self._send_index()
 
     def allocate(self, size: int, oldest: Callable[[], Indices]) -> int:
         generation = self.arena.generation
@@ -249,9 +234,8 @@ class DeviceFrameStore(CappedFrameStore):
             self._send_index()
 
     def _grow_index(self) -> None:
-        with uninterrupted():  # its parts have one size
-            self._index_is_stale = True
-            super()._grow_index()
+        self._index_is_stale = True
+        super()._grow_index()
 
     def release(self, oldest: Indices) -> None:
         # The next observation may share frames with the newest one.
@@ -376,13 +360,14 @@ class DeviceFrameStore(CappedFrameStore):
         """Send the whole index if records have moved or it has grown. Entries of new records are sent with these."""
         if not self._index_is_stale:
             return
-        index = np.empty((*self.starts.shape, 2), dtype=np.int64)
-        index[..., 0] = self.starts
-        index[..., 1] = self.lengths.astype(np.int64) | self.references.astype(np.int64) << LENGTH_BITS
-        if self.tensors.records.shape == index.shape:
-            copy_into(self.tensors.records, index)
+        index = self.index
+        records = np.empty((*index.starts.shape, 2), dtype=np.int64)
+        records[..., 0] = index.starts
+        records[..., 1] = index.lengths.astype(np.int64) | index.references.astype(np.int64) << LENGTH_BITS
+        if self.tensors.records.shape == records.shape:
+            copy_into(self.tensors.records, records)
         else:
-            self.tensors = self.tensors._replace(records=upload(index, self.device))
+            self.tensors = self.tensors._replace(records=upload(records, self.device))
         copy_into(self.tensors.encoded, self.encoded)
         if isinstance(self.codec, DeviceDelta):
             copy_into(self.tensors.references, self.codec.references_for(self.n_lanes))

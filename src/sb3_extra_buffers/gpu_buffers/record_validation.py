@@ -28,8 +28,8 @@ _AT_ONCE = 1 << 22
 
 def check_records(store: DeviceFrameStore) -> None:
     """Raise :class:`~sb3_extra_buffers.errors.CorruptDataError` unless all records can be decoded."""
-    codec, places = store.codec, _live_places(store)
-    starts, lengths = store.starts.reshape(-1)[places], store.lengths.reshape(-1)[places].astype(np.int64)
+    codec = store.codec
+    starts, lengths, _ = store.index.entries(store.index.places(*store.live_records()))
     encoded = lengths != codec.record_bytes
     starts, lengths = starts[encoded], lengths[encoded]
     if not len(starts):
@@ -53,15 +53,16 @@ def check_records(store: DeviceFrameStore) -> None:
 
 def check_device_copy(store: DeviceFrameStore) -> None:
     """Raise an error unless the device's copy of the index is the host's."""
-    tensors, places = store.tensors, _live_places(store)
+    tensors, places = store.tensors, store.index.places(*store.live_records())
     if tensors.heap.data_ptr() != store.arena.heap.data_ptr():
         raise CorruptDataError("The device reads an old heap.")
-    if tensors.records.shape[:2] != store.starts.shape:
+    if tensors.records.shape[:2] != store.index.starts.shape:
         raise CorruptDataError("The device's index has another size.")
     entries = tensors.records.cpu().numpy().reshape(-1, 2)[places]
-    check_same("where records start", entries[:, 0], store.starts.reshape(-1)[places])
-    check_same("how long records are", entries[:, 1] & ((1 << LENGTH_BITS) - 1), store.lengths.reshape(-1)[places])
-    check_same("what records refer to", entries[:, 1] >> LENGTH_BITS, store.references.reshape(-1)[places])
+    starts, lengths, references = store.index.entries(places)
+    check_same("where records start", entries[:, 0], starts)
+    check_same("how long records are", entries[:, 1] & ((1 << LENGTH_BITS) - 1), lengths)
+    check_same("what records refer to", entries[:, 1] >> LENGTH_BITS, references)
     check_same("how many frames are in records", tensors.encoded.cpu().numpy(), store.encoded)
     heads = tensors.heads.cpu().numpy()
     if (heads < store.heads).any() or (heads - store.encoded > tensors.ring_frames).any():
@@ -76,13 +77,6 @@ def check_same(what: str, on_device: npt.NDArray[Any], on_host: npt.NDArray[Any]
             f"The device does not hold what the host does: {what}, at {different[0].tolist()} "
             f"and {len(different) - 1} more places."
         )
-
-
-def _live_places(store: DeviceFrameStore) -> Indices:
-    """The places of all records in the index."""
-    counts = store.encoded // store.codec.frames_per_record - store.first_records
-    lanes, numbers = numbers_from(store.first_records, counts)
-    return lanes * store.starts.shape[1] + numbers % store.starts.shape[1]
 
 
 def _delta_records(data: Bytes, starts: Indices, lengths: Indices, codec: DeltaWordsCodec) -> npt.NDArray[Any]:
@@ -102,8 +96,8 @@ def _delta_records(data: Bytes, starts: Indices, lengths: Indices, codec: DeltaW
     counts = np.where(good[:, None], counts, 0)
     first_skips = starts + 4 * group + 4 * changed
     skips_at = (first_skips[:, None] + np.cumsum(counts, axis=1) - counts).reshape(-1)
-    sums = _sums(data, skips_at, counts.reshape(-1), 1).reshape(counts.shape)
-    good &= (sums + counts <= n_words).all(1)
+    skipped = _sums(_integers(data, skips_at, counts.reshape(-1), 1), counts.reshape(-1)).astype(np.int64)
+    good &= (skipped.reshape(counts.shape) + counts <= n_words).all(1)
     return good
 
 
@@ -114,12 +108,9 @@ def _rle_records(data: Bytes, starts: Indices, lengths: Indices, codec: RleCodec
     good: npt.NDArray[np.bool_] = (rest == 0) & (counts > 0)
     counts = np.where(good, counts, 0)
     runs = _integers(data, starts, counts, run_bytes)
-    ends = np.cumsum(counts)
     # One by one as well: a sum may wrap around, and a run of nothing is never written, nor understood by kernels.
-    odd = np.concatenate([[0], np.cumsum((runs == 0) | (runs > codec.element_count))])
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(runs, dtype=np.uint64)])
-    good &= odd[ends] == odd[ends - counts]
-    good &= sums[ends] - sums[ends - counts] == codec.element_count
+    is_odd = (runs == 0) | (runs > codec.element_count)
+    good &= (_sums(is_odd, counts) == 0) & (_sums(runs, counts) == codec.element_count)
     return good
 
 
@@ -131,8 +122,8 @@ def _integers(data: Bytes, starts: Indices, counts: Indices, size: int) -> npt.N
     return found
 
 
-def _sums(data: Bytes, starts: Indices, counts: Indices, size: int) -> Indices:
-    ends = np.cumsum(counts)
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(_integers(data, starts, counts, size))])
-    found: Indices = (sums[ends] - sums[ends - counts]).astype(np.int64)
+def _sums(values: npt.NDArray[Any], counts: Indices) -> npt.NDArray[np.uint64]:
+    """The sums of the first ``counts[0]`` values, of the next ``counts[1]``, and so on."""
+    ends, sums = np.cumsum(counts), np.append(np.uint64(0), np.cumsum(values, dtype=np.uint64))
+    found: npt.NDArray[np.uint64] = sums[ends] - sums[ends - counts]
     return found

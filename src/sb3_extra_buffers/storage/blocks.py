@@ -21,6 +21,7 @@ from sb3_extra_buffers.storage.compiled_gathering import Wanted, compiled_kernel
 from sb3_extra_buffers.storage.config import CodecRecipe
 from sb3_extra_buffers.storage.joined import JoinedArrays, JoinedStores
 from sb3_extra_buffers.storage.observation_store import ObservationStore
+from sb3_extra_buffers.storage.record_index import places_in
 from sb3_extra_buffers.storage.stacking import StackLayout
 
 Block = dict[str, Any]
@@ -78,11 +79,10 @@ class BlockMaker:
         after = np.where(places < n_first[rows], begins[0][rows] + places, begins[1][rows] + places - n_first[rows])
         records = np.where(overlap[rows], lowest[rows] + places, after)
         shifts = np.where(overlap, lowest, np.stack([begins[0], begins[1] - n_first]))
-        capacities = np.array([part.starts.shape[1] for part in frames])[numbers][rows]
-        entries, row_numbers = envs[rows] * capacities + records % capacities, numbers[rows]
-        names = ("starts", "lengths", "references")
-        index = [getattr(part, name) for name in names for part in frames]
-        taken = self._index.take(index, row_numbers, entries)
+        row_numbers = numbers[rows]
+        capacities = np.array([part.index.capacity for part in frames])[row_numbers]
+        arrays = [getattr(part.index, name) for name in ("starts", "lengths", "references") for part in frames]
+        taken = self._index.take(arrays, row_numbers, places_in(capacities, envs[rows], records))
         starts, lengths, references = (values[:, 0].astype(np.int64) for values in taken)
         table, references = _references(frames, row_numbers, references)
         if table is None:
@@ -107,7 +107,8 @@ def _is_like(codec: Codec, other: Codec) -> bool:
 def _references(frames: Sequence[Any], numbers: Indices, references: Indices) -> tuple[Any, Indices]:
     """The reference frames that records need, and for each record its one; ``None`` if they are no frames."""
     if frames[0].codec.record_format != "delta":
-        return (np.zeros((0, 1), dtype=np.uint32) if (references == NO_REFERENCE).all() else None), references
+        usual = frames[0].codec.reference_frames[:1].copy()  # what NO_REFERENCE stands for, if that is a frame
+        return (usual if (references == NO_REFERENCE).all() else None), references
     used, numbered = np.unique(numbers << 32 | references, return_inverse=True)
     tables = [frames[key >> 32].codec.reference_frames[key & 0xFFFFFFFF] for key in used.tolist()]
     return np.stack(tables), numbered.reshape(-1)

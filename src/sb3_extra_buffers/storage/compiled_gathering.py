@@ -22,6 +22,7 @@ from sb3_extra_buffers.compiled import load_kernels
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.parallel import ALONE, Team, learn_from, run_in_slices, team_for
 from sb3_extra_buffers.storage.arena import Arena
+from sb3_extra_buffers.storage.record_index import RecordIndex
 from sb3_extra_buffers.storage.stacking import StackLayout
 
 Wanted = list[tuple[int, Indices]]
@@ -32,13 +33,15 @@ _ALL_ROWS = slice(None)
 _NO_CONTEXTS: Indices = np.zeros(0, dtype=np.int64)
 NO_NUMBERS: Indices = np.zeros(0, dtype=np.int64)
 _ARRAYS = attrgetter(
-    "layout", "ends", "frames.base", "frames.ring", "frames.encoded", "frames.starts", "frames.lengths",
-    "frames.references", "frames.codec", "frames.codec.reference_frames", "frames.codec.dictionary_addresses",
+    "layout", "ends", "frames.base", "frames.ring", "frames.encoded", "frames.index", "frames.codec",
+    "frames.codec.dictionary_addresses",
 )  # fmt: skip
-"""All that the table knows about an observation store, except the bytes of its arena."""
+"""What the table knows about an observation store..."""
+_GROWING_ARRAYS = attrgetter("frames.arena.data", "frames.codec.reference_frames")
+"""... and arrays that grow in place, unless somebody else refers to them."""
 
 
-class RecordIndex(Protocol):
+class GatheredFrames(Protocol):
     """What gathering reads of a :class:`.FrameStore`, which describes these attributes."""
 
     codec: Codec
@@ -47,9 +50,7 @@ class RecordIndex(Protocol):
     ring: Bytes
     base: Indices
     encoded: Indices
-    starts: npt.NDArray[np.int64]
-    lengths: Words
-    references: Words
+    index: RecordIndex
 
     def gather(self, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None: ...
 
@@ -63,17 +64,19 @@ class ObservationsByFrame(Protocol):
     ends: list[Words]
 
     @property
-    def frames(self) -> RecordIndex: ...
+    def frames(self) -> GatheredFrames: ...
 
 
 class Sources:
     """What the kernel knows about stores of the same observations, from all of which one call reads."""
 
     def __init__(self, n_stores: int = 1) -> None:
+        self._layout: StackLayout | None = None
+        """That of all stores in the table."""
         self._described: list[tuple[Any, ...]] = [()] * n_stores
-        """For each store, the arrays whose addresses are in the table."""
-        self._bytes: list[Any] = [None] * n_stores
-        """The same for the bytes of its arena. These are weak references: without them, the arena grows in place."""
+        """For each store, the arrays whose addresses are in the table; empty if there are none."""
+        self._growing: list[tuple[Any, ...]] = [()] * n_stores
+        """The same for arrays that grow: weak references."""
         self._kernels: Any = None
         self._table: Any = None
         self._decompresses = False
@@ -89,7 +92,7 @@ class Sources:
         """Write observations into ``outs``, and return the rows that are left to the caller.
 
         These are rows whose observation does not exist, or is stored by an earlier codec. Returns ``None`` if there is
-        no kernel for these stores or arguments.
+        no kernel for that.
 
         :param numbers: For each row, the number of its store, in order; empty if there is only one store.
         """
@@ -97,8 +100,9 @@ class Sources:
         (column_0, slots_0), (column_1, slots_1) = wanted[0], wanted[1] if len(wanted) > 1 else (-1, wanted[0][1])
         if len(wanted) > 2 or not outs[0].size:
             return None
-        if not (_is_plain(slots_0) and _is_plain(slots_1) and _is_plain(envs) and self._describe(stores)):
+        if not self._describe(stores):
             return None
+        slots_0, slots_1, envs = _plain(slots_0), _plain(slots_1), _plain(envs)
         n_slots, n_envs, left = store.n_slots, store.n_envs, []
         kernels, table = self._kernels, self._table
 
@@ -125,14 +129,18 @@ class Sources:
 
     def _describe(self, stores: Sequence[ObservationsByFrame]) -> bool:
         """Bring the table up to date; false if a store has no kernel, or another layout than the first one."""
+        if stores[0].layout is not self._layout:
+            self._layout, self._described = stores[0].layout, [()] * len(stores)
         for number, store in enumerate(stores):
-            arrays, data, described = _ARRAYS(store), self._bytes[number], self._described[number]
-            if described and data() is store.frames.arena.data and not any(map(is_not, arrays, described)):
-                continue
-            if store.layout != stores[0].layout or not self._describe_store(number, store):
-                self._described[number] = ()
+            arrays, growing, described = _ARRAYS(store), _GROWING_ARRAYS(store), self._described[number]
+            if described and not any(map(is_not, arrays, described)):
+                data, references = self._growing[number]
+                if data() is growing[0] and references() is growing[1]:
+                    continue
+            self._described[number] = ()
+            if store.layout != self._layout or not self._describe_store(number, store):
                 return False
-            self._described[number], self._bytes[number] = arrays, weakref.ref(store.frames.arena.data)
+            self._described[number], self._growing[number] = arrays, tuple(map(weakref.ref, growing))
         return True
 
     def _describe_store(self, number: int, store: ObservationsByFrame) -> bool:
@@ -148,9 +156,9 @@ class Sources:
         return True
 
 
-def _is_plain(numbers: npt.NDArray[Any]) -> bool:
-    """Whether the kernel takes this array."""
-    return numbers.dtype == _INT64 and numbers.flags.c_contiguous
+def _plain(numbers: Indices) -> Indices:
+    """The same numbers in an array that kernels accept."""
+    return numbers if numbers.dtype == _INT64 and numbers.flags.carray else np.array(numbers, dtype=_INT64)
 
 
 def fill_rows(
@@ -180,7 +188,7 @@ def fill_frames(layout: StackLayout, outs: list[npt.NDArray[Any]], gather: Calla
         layout.merge(source, out)
 
 
-def gather_frames(frames: RecordIndex, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> bool:
+def gather_frames(frames: GatheredFrames, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> bool:
     """Fill batches with runs of consecutive frames; see :func:`.gathering.gather_frames`. False if there is no kernel
     for that."""
     kernels, decompress = compiled_kernels(frames.codec)
@@ -188,6 +196,7 @@ def gather_frames(frames: RecordIndex, lanes: Indices, firsts: Indices, outs: li
         return False
     table = np.zeros(1, dtype=kernels.SOURCE)
     _describe(kernels, table, 0, frames, decompress)
+    lanes = _plain(lanes)
 
     def run(rows: slice, contexts: Indices, team: Team) -> int:
         n_in_time: int = kernels.gather_from(
@@ -200,12 +209,12 @@ def gather_frames(frames: RecordIndex, lanes: Indices, firsts: Indices, outs: li
     return True
 
 
-def _describe(kernels: Any, table: Any, number: int, frames: RecordIndex, decompress: int) -> None:
-    codec = frames.codec
+def _describe(kernels: Any, table: Any, number: int, frames: GatheredFrames, decompress: int) -> None:
+    codec, index = frames.codec, frames.index
     kernels.describe(
-        table, number, frames.ring, frames.encoded, frames.arena.data, frames.starts, frames.lengths,
-        frames.references, codec.frames_per_record, codec.reference_frames, codec.distances, codec.predictors,
-        decompress, codec.dictionary_addresses,
+        table, number, frames.ring, frames.encoded, frames.arena.data, index.starts, index.lengths, index.references,
+        codec.frames_per_record, codec.reference_frames, codec.distances, codec.predictors, decompress,
+        codec.dictionary_addresses,
     )  # fmt: skip
 
 

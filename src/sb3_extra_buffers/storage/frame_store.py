@@ -2,8 +2,8 @@
 
 A lane is one environment's frames in the order of arrival, numbered from zero. The newest frames of a lane wait in a
 small ring of raw frames. As soon as there are ``frames_per_record`` of them, the codec turns them into a record in the
-arena. Record ``r`` of a lane holds the frames from ``r * frames_per_record`` on, so a frame is found by division. The
-index has the start, length and reference of each record.
+arena. Record ``r`` of a lane holds the frames from ``r * frames_per_record`` on, so a frame is found by division. An
+index tells where the records are.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.extent_arena import ExtentArena, ready_to_grow
 from sb3_extra_buffers.storage.gathering import gather_frames
 from sb3_extra_buffers.storage.matching import NewestObservations
+from sb3_extra_buffers.storage.record_index import RecordIndex
 from sb3_extra_buffers.storage.stacking import MemoryForm, StackLayout, numbers_from
 
-_PIECE = 1024
 _FEW_LANES = 16
 _BYTE = np.dtype(np.uint8)
 _LARGE_INDEX = 1 << 12
@@ -70,11 +70,7 @@ class FrameStore:
         self._bytes_encoded = 0
         self._frames_encoded = 0
         capacity = expected_frames // group * 9 // 8
-        shape = (n_lanes, capacity if capacity >= _LARGE_INDEX else 8)
-        self.starts = np.zeros(shape, dtype=np.int64)
-        self.lengths = np.zeros(shape, dtype=np.uint32)
-        self.references = np.zeros(shape, dtype=np.uint32)
-        self._has_references = False
+        self.index = RecordIndex(n_lanes, capacity if capacity >= _LARGE_INDEX else 8)
         self.held: dict[str, int] = {}
         """References that segments have brought, by checksum. They are kept for records of the next segment."""
 
@@ -125,7 +121,7 @@ class FrameStore:
         newest = np.where(self.newest.known, self.heads - self.layout.stack, self.heads)
         keep_from = np.minimum(np.minimum(oldest, newest), self.encoded) // group
         keep_from = np.maximum(keep_from, self.first_records)
-        gone = self.references_of(self.first_records, keep_from)
+        gone = self.index.references_of(self.first_records, keep_from)
         # First the records, then their references. The other way round, Ctrl-C in between would leave records whose
         # references are released a second time.
         try:
@@ -134,12 +130,11 @@ class FrameStore:
         except BaseException:
             self._recount_uses()
             raise
-        capacity = self.starts.shape[1]
         alive = np.flatnonzero(self.first_records < self.encoded // group)
         if len(alive) == 0:
             self.arena.clear()
             return
-        oldest_starts = self.starts[alive, self.first_records[alive] % capacity]
+        oldest_starts = self.index.starts.take(self.index.places(alive, self.first_records[alive]))
         self.arena.free_until(int(oldest_starts[self.arena.distance(oldest_starts).argmin()]))
 
     def clear(self) -> None:
@@ -167,10 +162,8 @@ class FrameStore:
         They hold between any two operations, also if one of them was interrupted.
         """
         self._check_numbers()
-        capacity, stops = self.starts.shape[1], self.encoded // self.codec.frames_per_record
-        lanes, numbers = numbers_from(self.first_records, stops - self.first_records)
-        starts = self.starts[lanes, numbers % capacity]
-        lengths = self.lengths[lanes, numbers % capacity].astype(np.int64)
+        lanes, numbers = self.live_records()
+        starts, lengths, _ = self.index.entries(self.index.places(lanes, numbers))
         wrong = (lengths < self.codec.min_encoded_size) | (lengths > self.codec.max_encoded_size)
         if wrong.any():
             at = int(wrong.argmax())
@@ -188,7 +181,7 @@ class FrameStore:
 
     def _check_numbers(self) -> None:
         """Compiled code trusts these numbers as indices."""
-        group, capacity, waiting = self.codec.frames_per_record, self.starts.shape[1], self.heads - self.encoded
+        group, capacity, waiting = self.codec.frames_per_record, self.index.capacity, self.heads - self.encoded
         stops = self.encoded // group
         right = (
             (self.first_records >= 0)
@@ -221,12 +214,10 @@ class FrameStore:
         if differs.any():
             raise CorruptDataError(f"The newest observation of lane {lanes[differs.argmax()]} is not the stored one.")
 
-    def references_of(self, firsts: Indices, stops: Indices) -> Indices:
-        """The references of the records ``firsts`` to ``stops - 1`` of each lane."""
-        if not self._has_references:
-            return np.zeros(0, dtype=np.int64)
-        lanes, numbers = numbers_from(firsts, stops - firsts)
-        return self.references[lanes, numbers % self.starts.shape[1]].astype(np.int64)
+    def live_records(self) -> tuple[Indices, Indices]:
+        """The lanes of all records, and their numbers, lane by lane."""
+        stops = self.encoded // self.codec.frames_per_record
+        return numbers_from(self.first_records, stops - self.first_records)
 
     @property
     def reference_bytes(self) -> int:
@@ -235,9 +226,9 @@ class FrameStore:
 
     @property
     def index_bytes(self) -> int:
-        n_bytes = self.starts.nbytes + self.lengths.nbytes + (self.references.nbytes if self._has_references else 0)
+        """The size of the part of the index that was written."""
         n_records = int((self.encoded - self.base).max()) // self.codec.frames_per_record
-        return n_bytes * min(n_records, self.starts.shape[1]) // self.starts.shape[1]
+        return self.index.nbytes * min(n_records, self.index.capacity) // self.index.capacity
 
     def take_mean_frame_bytes(self) -> float:
         """The mean size of frames that were encoded since the last call."""
@@ -246,7 +237,6 @@ class FrameStore:
         return mean
 
     def state(self) -> State:
-        references = {"references": self.references} if self._has_references else {}
         return {
             "waiting": self.ring[self._waiting_places()],
             "base": self.base,
@@ -255,9 +245,7 @@ class FrameStore:
             "bytes_encoded": self._bytes_encoded,
             "frames_encoded": self._frames_encoded,
             "first_records": self.first_records,
-            "starts": self.starts,
-            "lengths": self.lengths,
-            **references,
+            **self.index.state(),
             "newest": self.newest.state(),
             "arena": self.arena.state(),
             "codec": self.codec.state(),
@@ -272,13 +260,7 @@ class FrameStore:
         self._bytes_encoded = state.integer("bytes_encoded")
         self._frames_encoded = state.integer("frames_encoded")
         self.first_records = state.array("first_records", np.int64, (n_lanes,))
-        self.starts = state.array("starts", np.int64, (n_lanes, None))
-        self.lengths = state.array("lengths", np.uint32, self.starts.shape)
-        self._has_references = state.has("references")
-        if self._has_references:
-            self.references = state.array("references", np.uint32, self.starts.shape)
-        else:
-            self.references = zeros(self.starts.shape, np.dtype(np.uint32))
+        self.index = RecordIndex.restored(state, n_lanes)
         self.newest.restore(state.part("newest"), self.codec.frame.nbytes)
         arena = state.part("arena")
         # An Arena moves bytes when it grows, which would load a mapped file into memory. An ExtentArena never does.
@@ -341,13 +323,7 @@ class FrameStore:
         data, lengths, references = records
         start = self.allocate(len(data), oldest)
         self.arena.write(start, data)
-        places = numbers % self.starts.shape[1]
-        self.starts[lanes, places] = start + np.cumsum(lengths) - lengths
-        self.lengths[lanes, places] = lengths
-        # Without references, this part of the index is never written and takes no memory.
-        self._has_references = self._has_references or bool(references.any())
-        if self._has_references:
-            self.references[lanes, places] = references
+        self.index.write(lanes, numbers, start + lengths.cumsum() - lengths, lengths, references)
         self._bytes_encoded += len(data)
         self._frames_encoded += self.codec.frames_per_record * len(lanes)
 
@@ -357,14 +333,12 @@ class FrameStore:
 
     def _all_references(self) -> Indices:
         stops = self.encoded // self.codec.frames_per_record
-        return np.append(self.references_of(self.first_records, stops), np.array([*self.held.values()], dtype=np.int64))
+        held = np.array([*self.held.values()], dtype=np.int64)
+        return np.append(self.index.references_of(self.first_records, stops), held)
 
     def allocate(self, size: int, oldest: Callable[[], Indices]) -> int:
         """Reserve room in the arena and in the index, and return where in the arena it starts."""
-        if self._index_is_full():
-            self.release(oldest())
-            if self._index_is_full(spare=self.starts.shape[1] // 16):
-                self._grow_index()
+        self._make_index_room(self.encoded // self.codec.frames_per_record, oldest)
         start = self.arena.allocate(size)
         if start is None:
             before = self.arena.live_bytes
@@ -375,30 +349,18 @@ class FrameStore:
         while start is None:
             self.arena = ready_to_grow(self.arena)
             boundary, shift = self.arena.grow(size)
-            if shift:
-                np.add(self.starts, shift, out=self.starts, where=self.starts >= boundary)
+            if shift:  # not in a method of the index: when it is called, Ctrl-C could come, with only the bytes moved
+                starts = self.index.starts
+                np.add(starts, shift, out=starts, where=starts >= boundary)
             start = self.arena.allocate(size)
         return start
 
-    def _index_is_full(self, spare: int = 0) -> bool:
-        records = self.encoded // self.codec.frames_per_record - self.first_records
-        return bool(records.max() + spare >= self.starts.shape[1])
+    def _make_index_room(self, stops: Indices, oldest: Callable[[], Indices]) -> None:
+        """Make room in the index for the records before ``stops`` of each lane, and another one."""
+        if self.index.is_full(self.first_records, stops):
+            self.release(oldest())
+            while self.index.is_full(self.first_records, stops + self.index.capacity // 16):
+                self._grow_index()
 
     def _grow_index(self) -> None:
-        capacity = self.starts.shape[1]
-        larger = capacity + max(capacity // 8, 8)
-        lanes = np.arange(self.n_lanes)[:, None]
-        has_wrapped = bool((self.encoded // self.codec.frames_per_record > capacity).any())
-
-        def grown(old: npt.NDArray[Any], is_used: bool = True) -> npt.NDArray[Any]:
-            new = zeros((self.n_lanes, larger), old.dtype)
-            if is_used and not has_wrapped:  # every record keeps its place
-                new[:, :capacity] = old
-            # In pieces, because the temporary indices are larger than the copied part.
-            for i in range(0, capacity if is_used and has_wrapped else 0, _PIECE):
-                numbers = self.first_records[:, None] + np.arange(i, min(i + _PIECE, capacity))
-                new[lanes, numbers % larger] = old[lanes, numbers % capacity]
-            return new
-
-        references = grown(self.references, self._has_references)
-        self.starts, self.lengths, self.references = grown(self.starts), grown(self.lengths), references
+        self.index = self.index.grown(self.first_records, self.encoded // self.codec.frames_per_record)

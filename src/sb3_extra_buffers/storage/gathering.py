@@ -19,7 +19,7 @@ import numpy.typing as npt
 from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.parallel import run_in_slices
 from sb3_extra_buffers.storage import compiled_gathering
-from sb3_extra_buffers.storage.compiled_gathering import RecordIndex, fill_frames
+from sb3_extra_buffers.storage.compiled_gathering import GatheredFrames, fill_frames
 from sb3_extra_buffers.storage.stacking import StackLayout
 
 _CACHE_BYTES = 2 << 20
@@ -28,7 +28,7 @@ _thread = threading.local()
 
 
 def gather_observations(
-    stores: Sequence[RecordIndex], layout: StackLayout, lanes: Indices, firsts: Indices, outs: list[npt.NDArray[Any]]
+    stores: Sequence[GatheredFrames], layout: StackLayout, lanes: Indices, firsts: Indices, outs: list[npt.NDArray[Any]]
 ) -> None:
     """Fill ``outs`` with the observations that begin at the frames ``firsts``.
 
@@ -41,7 +41,7 @@ def gather_observations(
 
 
 def gather_runs(
-    stores: Sequence[RecordIndex], layout: StackLayout, lanes: Indices, firsts: Indices, outs: list[npt.NDArray[Any]]
+    stores: Sequence[GatheredFrames], layout: StackLayout, lanes: Indices, firsts: Indices, outs: list[npt.NDArray[Any]]
 ) -> None:
     """The same as :func:`gather_observations`, faster where observations follow one another, as those of sequences do:
     each record is decoded once per batch."""
@@ -60,7 +60,7 @@ def gather_runs(
     fill_frames(layout, outs, gather)
 
 
-def _gather_unbroken(store: RecordIndex, lanes: Indices, firsts: Indices, out: Bytes) -> npt.NDArray[np.bool_]:
+def _gather_unbroken(store: GatheredFrames, lanes: Indices, firsts: Indices, out: Bytes) -> npt.NDArray[np.bool_]:
     """Decode sequences of consecutive frames to where they belong, and return which rows are left.
 
     All sequences are taken to be as long as most runs of frames are. Some may be broken by the end of an episode.
@@ -79,7 +79,7 @@ def _gather_unbroken(store: RecordIndex, lanes: Indices, firsts: Indices, out: B
     return np.repeat(~is_unbroken, length)
 
 
-def _gather_records(store: RecordIndex, lanes: Indices, firsts: Indices, outs: list[Bytes], rows: Indices) -> None:
+def _gather_records(store: GatheredFrames, lanes: Indices, firsts: Indices, outs: list[Bytes], rows: Indices) -> None:
     """Decode the records that some rows need, all of one store, and copy their frames."""
     group, frame_bytes, n_lanes = store.codec.frames_per_record, store.codec.frame.nbytes, len(store.base)
     numbers = firsts[:, :, None] + np.arange(outs[0].shape[1])
@@ -94,7 +94,7 @@ def _gather_records(store: RecordIndex, lanes: Indices, firsts: Indices, outs: l
             out[rows] = frames[sources]
 
 
-def _gather_from_several(stores: Sequence[RecordIndex], lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
+def _gather_from_several(stores: Sequence[GatheredFrames], lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
     newest = stores[0]
     is_new = (firsts >= newest.base[lanes]).all(axis=0)
     if is_new.all():
@@ -114,8 +114,8 @@ def _gather_from_several(stores: Sequence[RecordIndex], lanes: Indices, firsts: 
 
 
 def rows_by_store(
-    stores: Sequence[RecordIndex], lanes: Indices, firsts: Indices
-) -> Iterator[tuple[RecordIndex, slice, Indices]]:
+    stores: Sequence[GatheredFrames], lanes: Indices, firsts: Indices
+) -> Iterator[tuple[GatheredFrames, slice, Indices]]:
     """Which store has which rows of a batch: of all columns where they are in one store, else of one column."""
     homes: Indices = np.zeros(firsts.shape, dtype=np.int64)
     for store in stores[:-1]:
@@ -132,7 +132,7 @@ def rows_by_store(
                 yield store, slice(column, column + 1), rows
 
 
-def gather_frames(store: RecordIndex, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
+def gather_frames(store: GatheredFrames, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
     """Fill batches with runs of consecutive frames.
 
     Row ``b`` of the ``(n, stack, frame_bytes)`` array ``outs[i]`` gets the frames from number ``firsts[i, b]`` on of
@@ -143,7 +143,7 @@ def gather_frames(store: RecordIndex, lanes: Indices, firsts: Indices, outs: lis
         _gather_whole_records(store, lanes, firsts, outs)
 
 
-def _gather_whole_records(store: RecordIndex, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
+def _gather_whole_records(store: GatheredFrames, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
     """Decode each record that is needed once, then copy frames, in slices whose records fit into a core's cache."""
     bytes_per_row = store.codec.record_bytes * (2 + len(outs) * outs[0].shape[1] // store.codec.frames_per_record)
     run_in_slices(
@@ -154,22 +154,20 @@ def _gather_whole_records(store: RecordIndex, lanes: Indices, firsts: Indices, o
     )
 
 
-def _gather_slice(store: RecordIndex, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
-    codec, group, n_slots = store.codec, store.codec.frames_per_record, store.starts.shape[1]
+def _gather_slice(store: GatheredFrames, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
+    codec, group = store.codec, store.codec.frames_per_record
     steps = np.arange(outs[0].shape[1])
     wanted = (firsts.T[:, :, None] + steps).reshape(len(lanes), -1)
     lanes = np.broadcast_to(lanes[:, None], wanted.shape)
     waiting = wanted >= store.encoded[lanes]
-    places = lanes * n_slots + wanted // group % n_slots
+    places = store.index.places(lanes, wanted // group)
     records, rows = np.unique(places[~waiting], return_inverse=True)
     n_decoded, n_waiting = len(records) * group, int(np.count_nonzero(waiting))
     frames = scratch((n_decoded + n_waiting) * codec.frame.nbytes).reshape(-1, codec.frame.nbytes)
     if n_decoded:
         codec.decode(
             store.arena.data,
-            store.starts.reshape(-1)[records],
-            store.lengths.reshape(-1)[records].astype(np.int64),
-            store.references.reshape(-1)[records].astype(np.int64),
+            *store.index.entries(records),
             frames[:n_decoded].reshape(len(records), codec.record_bytes),
         )
     frames[n_decoded:] = store.ring[lanes[waiting], wanted[waiting] % store.ring.shape[1]]

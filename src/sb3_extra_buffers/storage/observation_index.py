@@ -22,7 +22,7 @@ from sb3_extra_buffers.storage.base_store import BaseStore
 from sb3_extra_buffers.storage.config import CodecRecipe
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.gathering import gather_observations
-from sb3_extra_buffers.storage.stacking import StackLayout, numbers_from
+from sb3_extra_buffers.storage.stacking import StackLayout
 
 _WORTH_COMPACTING = 1 << 20
 _PIECE = 4096
@@ -109,7 +109,7 @@ class ObservationIndex(BaseStore):
         frames = self.frames
         group = frames.codec.frames_per_record
         # Multiples of this leave every frame at its place in the ring and in the index.
-        period = math.lcm(frames.starts.shape[1] * group, frames.ring.shape[1])
+        period = math.lcm(frames.index.capacity * group, frames.ring.shape[1])
         shifts = frames.first_records * group // period * period
         if self._earlier or not shifts.all():
             self.rebuild(self.layout, self.recipe)
@@ -291,7 +291,7 @@ class ObservationIndex(BaseStore):
 def mean_frame_bytes(frames: FrameStore) -> npt.NDArray[np.float64]:
     """The mean size of each lane's frames in the arena."""
     group = frames.codec.frames_per_record
-    lanes, numbers = numbers_from(frames.first_records, frames.encoded // group - frames.first_records)
-    totals = np.bincount(lanes, frames.lengths[lanes, numbers % frames.starts.shape[1]], frames.n_lanes)
+    lanes, numbers = frames.live_records()
+    totals = np.bincount(lanes, frames.index.lengths.take(frames.index.places(lanes, numbers)), frames.n_lanes)
     means: npt.NDArray[np.float64] = totals / (group * np.maximum(np.bincount(lanes, minlength=frames.n_lanes), 1))
     return means

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from sb3_extra_buffers.state import Progress, SavedState, State, escaped
 from sb3_extra_buffers.storage.memory import PartOfBytes, Unpickled
+from sb3_extra_buffers.storage.record_index import RecordIndex
 
 
 class Pickled:
@@ -112,5 +113,8 @@ def upgraded_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
     upgraded["n_columns"] = len(upgraded["ends"])
     for frames in [upgraded["frames"], *(earlier.frames for earlier in upgraded["_earlier"])]:
         vars(frames).setdefault("base", np.zeros_like(frames.heads))
+        index = frames.index = RecordIndex(*frames.starts.shape)
+        index.starts, index.lengths, index.references = frames.starts, frames.lengths, frames.references
+        index.has_references = frames._has_references
         frames.arena._memory = frames.arena._memory.memory
     return upgraded

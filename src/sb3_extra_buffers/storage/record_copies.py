@@ -55,9 +55,8 @@ def take_records(frames: FrameStore, firsts: Indices) -> Records:
     """The records from ``firsts`` on of each lane. All frames must be in records."""
     counts = frames.encoded // frames.codec.frames_per_record - firsts
     lanes, numbers = numbers_from(firsts, counts)
-    places = numbers % frames.starts.shape[1]
-    starts, lengths = frames.starts[lanes, places], frames.lengths[lanes, places]
-    used, references = np.unique(frames.references[lanes, places], return_inverse=True)
+    starts, lengths, references = frames.index.entries(frames.index.places(lanes, numbers))
+    used, references = np.unique(references, return_inverse=True)
     has_none = len(used) > 0 and used[0] == NO_REFERENCE
     contents: dict[str, Bytes] = {}
     digests = []
@@ -69,7 +68,7 @@ def take_records(frames: FrameStore, firsts: Indices) -> Records:
     pieces = [data[start:end] for start, end in zip(starts.tolist(), (starts + lengths).tolist(), strict=True)]
     return Records(
         counts,
-        lengths.astype(np.int64),
+        lengths,
         references.reshape(-1) + (0 if has_none else 1),
         digests,
         contents,
@@ -88,12 +87,13 @@ def append_records(frames: FrameStore, records: Records, oldest: Callable[[], In
         numbers = np.array([NO_REFERENCE, *(_number_of(frames, digest, records) for digest in records.digests)])
         references = numbers[records.references]
         most = int(records.counts.max(initial=0))
-        if frames._index_is_full(spare=most):
+        stops = frames.encoded // group
+        if frames.index.is_full(frames.first_records, stops + most):
             frames.release(oldest())
-            while frames._index_is_full(spare=most):
+            while frames.index.is_full(frames.first_records, stops + most):
                 frames._grow_index()
         if len(records.data):
-            lanes, places = numbers_from(frames.encoded // group, records.counts)
+            lanes, places = numbers_from(stops, records.counts)
             frames.write_records(lanes, places, Encoded(records.data, records.lengths, references), oldest)
         codec.incref(references)
         frames.newest.forget()

@@ -26,8 +26,8 @@ DEVICE_FAULTS = [
     Fault(
         "on the device: records are entered one place too far",
         "gpu_buffers/frame_store.py",
-        "places = lanes * capacity + numbers % capacity",
-        "places = lanes * capacity + (numbers + 1) % capacity",
+        "self.index.write(lanes, numbers, starts, lengths, references)",
+        "self.index.write(lanes, numbers + 1, starts, lengths, references)",
         DEVICE[:2],
         kernels=True,
     ),
