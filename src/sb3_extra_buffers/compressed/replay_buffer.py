@@ -24,6 +24,7 @@ from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
 
 _FLOAT, _BOOL = np.dtype(np.float32), np.dtype(np.bool_)
 """The usual dtypes of rewards and dones, which can be stored without a conversion."""
+_TIMEOUT = "TimeLimit.truncated"
 
 
 class CompressedReplayBuffer(PackedFields, Conversions, ReplayBuffer):
@@ -133,15 +134,19 @@ class CompressedReplayBuffer(PackedFields, Conversions, ReplayBuffer):
 
     def _timeouts_of(self, infos: list[dict[str, Any]]) -> npt.NDArray[Any] | None:
         try:
-            timeouts = [info.get("TimeLimit.truncated", False) for info in infos]
-        except AttributeError as error:
+            for info in infos:
+                if info.get(_TIMEOUT, False):
+                    break
+            else:
+                if len(infos) == self.n_envs:  # in nearly all steps
+                    return None
+            timeouts = [info.get(_TIMEOUT, False) for info in infos]
+        except (AttributeError, TypeError) as error:
             raise ConfigurationError(
                 f"infos must be a list with a dict for each environment, not {type(infos).__name__}: {infos!r:.80}. "
                 "Gymnasium's vector environments have one dict for all: pass [{'TimeLimit.truncated': ...}, ...], or "
                 "create the buffer with handle_timeout_termination=False."
             ) from error
-        if len(timeouts) == self.n_envs and not any(timeouts):
-            return None
         return row_of(self.rewards, timeouts)
 
     def reset(self) -> None:

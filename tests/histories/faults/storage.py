@@ -7,6 +7,7 @@ from tests.histories.faults.fault import REPLAY, ROLLOUT, Fault
 ARENA = "storage/arena.py"
 EXTENTS = "storage/extent_arena.py"
 FRAMES = "storage/frame_store.py"
+RECORDS = "storage/record_index.py"
 INDEX = "storage/observation_index.py"
 STORE = "storage/observation_store.py"
 PLAIN = "storage/plain_store.py"
@@ -52,7 +53,13 @@ PLAIN_FAULTS = [
     Fault(
         "a slot that is overwritten keeps the rows of its next observations",
         PLAIN,
-        "            self._index_bytes[in_index] = rows\n",
+        "            self._index_bytes[first : first + 4 * self.n_envs] = self._rows_after(slot)\n",
+        "",
+    ),
+    Fault(
+        "a slot with a next observation of its own counts as shared",
+        PLAIN,
+        "            self._all_shared[previous] = 0\n",
         "",
     ),
 ]
@@ -81,20 +88,20 @@ STORAGE_FAULTS = [
     Fault(
         "records that moved keep their old places",
         FRAMES,
-        "where=self.starts >= boundary)",
-        "where=self.starts > boundary)",
+        "where=starts >= boundary)",
+        "where=starts > boundary)",
     ),
     Fault(
         "the index wraps one record too late",
-        FRAMES,
-        "return bool(records.max() + spare >= self.starts.shape[1])",
-        "return bool(records.max() + spare > self.starts.shape[1])",
+        RECORDS,
+        "return bool((stops - firsts).max() >= self.capacity)",
+        "return bool((stops - firsts).max() > self.capacity)",
     ),
     Fault(
         "the index is stale after it has grown",
-        FRAMES,
-        "new[lanes, numbers % larger] = old[lanes, numbers % capacity]",
-        "new[lanes, numbers % larger] = old[lanes, numbers % larger % capacity]",
+        RECORDS,
+        "*self.entries(self.places(lanes, numbers))",
+        "*self.entries(self.places(lanes, numbers % larger.capacity))",
     ),
     Fault(
         "records are released one frame too early",
@@ -105,14 +112,14 @@ STORAGE_FAULTS = [
     Fault(
         "references are released once too often",
         FRAMES,
-        "gone = self.references_of(self.first_records, keep_from)",
-        "gone = self.references_of(self.first_records, np.minimum(keep_from + 1, self.encoded // group))",
+        "gone = self.index.references_of(self.first_records, keep_from)",
+        "gone = self.index.references_of(self.first_records, np.minimum(keep_from + 1, self.encoded // group))",
     ),
     Fault(
         "references are released once too seldom",
         FRAMES,
-        "gone = self.references_of(self.first_records, keep_from)",
-        "gone = self.references_of(self.first_records, keep_from)[1:]",
+        "gone = self.index.references_of(self.first_records, keep_from)",
+        "gone = self.index.references_of(self.first_records, keep_from)[1:]",
     ),
     Fault(
         "a reset releases a record that was never written",
