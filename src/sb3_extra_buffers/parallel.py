@@ -37,7 +37,7 @@ _TOLERATED_SLOWDOWN = 4
 """How many times as long as a single thread a late team may take. Waking it up takes less."""
 _TEAM_SPEEDUP = 1.7
 """Of two threads, for batches just above ``_MIN_TEAM_BYTES``. More threads are faster."""
-_is_alone = False
+_thread = threading.local()
 _pool: ThreadPoolExecutor | None = None
 _backoff = _n_alone = 0
 """How many batches the current backoff lasts, and how many of them are left."""
@@ -64,7 +64,7 @@ def team_for(n_bytes: int) -> Team | None:
     n_threads = th.get_num_threads()
     if n_threads > _MAX_WOKEN_THREADS and th.cuda.is_initialized():  # type: ignore[no-untyped-call]
         n_threads = _MAX_WOKEN_THREADS  # a GPU trains, so torch's threads sleep
-    if n_threads == 1 or n_bytes < _MIN_TEAM_BYTES or _is_alone:
+    if n_threads == 1 or n_bytes < _MIN_TEAM_BYTES or is_alone():
         return ALONE
     parallel = _parallel_function()
     # OpenMP does not survive a fork, and starts further threads for every thread that is not the main one.
@@ -80,12 +80,16 @@ def team_for(n_bytes: int) -> Team | None:
 @contextmanager
 def alone() -> Iterator[None]:
     """Decode batches in the calling thread only within the block, to measure how long decoding takes."""
-    global _is_alone
-    before, _is_alone = _is_alone, True
+    before, _thread.is_alone = is_alone(), True
     try:
         yield
     finally:
-        _is_alone = before
+        _thread.is_alone = before
+
+
+def is_alone() -> bool:
+    """Whether the calling thread is in a block of :func:`alone`."""
+    return getattr(_thread, "is_alone", False)
 
 
 def expected_speedup(n_bytes: int) -> float:
@@ -151,7 +155,7 @@ def run_in_slices(
     if largest is not None:
         n_slices = max(n_slices, -(-size // largest))
     slices = list(pairwise(size * i // n_slices for i in range(n_slices + 1)))
-    if n_slices == 1 or core_count() == 1 or _is_alone:
+    if n_slices == 1 or core_count() == 1 or is_alone():
         return [work(low, high) for low, high in slices]
     # This thread does its share: the pool has one thread less than there are cores.
     mine = len(slices) // core_count() or 1

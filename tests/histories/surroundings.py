@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import itertools
 from collections.abc import Iterator
-from types import SimpleNamespace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -37,7 +37,6 @@ SMALL: dict[str, dict[str, Any]] = {
     "persistence.folder": {"_WORTH_A_FLUSH": 1 << 13},
     "storage.arena": {"_SMALLEST_STEP": 1 << 8},
     "storage.extent_arena": {"_SMALLEST_STEP": 1 << 10, "_MOST_BYTES_TO_MOVE": 1 << 16},
-    "storage.frame_store": {"_PIECE": 5},
     "storage.gathering": {"_CACHE_BYTES": 1 << 14},
     "storage.memory": {"_PIECE": 1 << 10},
     "storage.observation_index": {"_WORTH_COMPACTING": 1 << 12, "_PIECE": 7},
@@ -49,6 +48,7 @@ SMALL: dict[str, dict[str, Any]] = {
         "REVIEW_STEPS": 40,
         "_LAST_FRAME_NUMBER": 400,
     },
+    "storage.record_index": {"_PIECE": 5},
 }
 """Constants that determine how often rare events happen. Stored data does not depend on them."""
 
@@ -73,8 +73,8 @@ def _seeded_clock(rng: np.random.Generator) -> Iterator[None]:
     from sb3_extra_buffers.storage import choice, reading_time
 
     times = itertools.accumulate(float(rng.exponential(1e-4)) for _ in itertools.count())
-    clock = SimpleNamespace(thread_time=lambda: next(times))
-    with patch.object(choice, "time", clock), patch.object(reading_time, "time", clock):
+    clock = partial(next, times)
+    with patch.object(choice, "cpu_time", clock), patch.object(reading_time, "cpu_time", clock):
         yield
 
 

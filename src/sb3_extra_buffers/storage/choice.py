@@ -6,7 +6,6 @@ Among the others, the cost decides, which weighs bytes against time. Where no co
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,15 +17,15 @@ from sb3_extra_buffers.codecs.registry import available_methods, parse_method
 from sb3_extra_buffers.parallel import expected_speedup
 from sb3_extra_buffers.storage.config import CodecRecipe, Preference
 from sb3_extra_buffers.storage.frame_store import FrameStore
-from sb3_extra_buffers.storage.reading_time import ColdMemory, ReadingTime, Sb3Reader, StoreReader
+from sb3_extra_buffers.storage.reading_time import ColdMemory, ReadingTime, Sb3Reader, StoreReader, cpu_time
 from sb3_extra_buffers.storage.stacking import RGB, StackLayout
 
 TIME_WEIGHTS: dict[Preference, float] = {"speed": 4.0, "balanced": 0.85, "memory": 0.05}
 """Cost is bytes times time to this power. When balanced, half the memory is worth a little more than twice the time."""
 TIME_WEIGHT = TIME_WEIGHTS["balanced"]
-SLOWEST_READ: dict[Preference, float] = {"speed": 0.9, "balanced": 0.9, "memory": 2.0}
-"""How long reading an observation may take, compared with SB3's buffer. Less than as long, because a call of ours takes
-a little longer than one of SB3's, however much it reads."""
+SLOWEST_READ: dict[Preference, float] = {"speed": 1.1, "balanced": 1.1, "memory": 2.0}
+"""How long reading an observation may take in a trial, compared with SB3's buffer. Trials read few observations at a
+time, right after other work. That slows decoding down a little more than copying, so batches are read faster."""
 _USUAL_BATCH = 32
 _FIXED_BYTES = 64
 """About the size of a transition without its frame, whatever the codec."""
@@ -204,13 +203,13 @@ class _Candidate:
         self.begin_to_measure()
 
     def begin_to_measure(self) -> None:
-        self._seconds, self._n_observations = 0.0, 0
+        self._seconds, self._n_observations, self._first = 0.0, 0, int(self._store.heads.max())
         self._bytes_before, self._frames_before = self._store.arena.live_bytes, int(self._store.encoded.sum())
 
     def store(self, observations: npt.NDArray[Any]) -> None:
-        began = time.thread_time()
+        began = cpu_time()
         self._store.append(self._lanes, observations, self._keep_everything)
-        self._seconds += time.thread_time() - began
+        self._seconds += cpu_time() - began
         self._n_observations += len(observations)
 
     def _keep_everything(self) -> npt.NDArray[np.int64]:
@@ -222,7 +221,8 @@ class _Candidate:
         if self._reading is None:
             # Frames that wait for their record are raw, so with "none" they are read as all others are.
             stop = int((store.heads if self._recipe == NONE else store.encoded).min()) - self._layout.stack
-            self._reading = ReadingTime(StoreReader(store, self._lanes, stop))
+            first = max(min(self._first, stop - 1), 0)
+            self._reading = ReadingTime(StoreReader(store, self._lanes, first, stop))
         self._reading.measure(cold)
         if self._reading.is_complete:
             self._trial = self._result(self._reading.microseconds)

@@ -6,21 +6,24 @@ cache. The time of a call, however much it reads, is left out, and so is the wor
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 
 import numpy as np
-import torch as th
 
 from sb3_extra_buffers.anonymous_memory import zeros
 from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.parallel import alone
 from sb3_extra_buffers.storage.frame_store import FrameStore
 
-_COLD_BYTES, _FEWEST_OBSERVATIONS = 16 << 20, 32
+_COLD_BYTES, _FEWEST_OBSERVATIONS = 32 << 20, 8
 """More than the share of a cache that a program keeps while it trains."""
-_BATCH_BYTES, _SMALLEST_BATCH = 1 << 19, 4
-_TIMES = 9
+_BATCH_BYTES, _SMALLEST_BATCH = 1 << 21, 4
+_TIMES = 15
+
+cpu_time = time.perf_counter if sys.platform == "win32" else time.thread_time
+"""The seconds that this thread has worked. Windows counts them in steps of 15.6 ms, so there, waiting counts, too."""
 
 
 class ColdMemory:
@@ -76,33 +79,39 @@ class ReadingTime:
         return 1e6 * max(whole - pair, 0.0) / (self._n - 2) + 1e-3
 
     def _seconds(self, cold: ColdMemory, n: int) -> float:
-        began = time.thread_time()
+        began = cpu_time()
         with alone():
             self._read(cold, n, len(self._times))
-        return time.thread_time() - began
+        return cpu_time() - began
 
 
 class Sb3Reader:
-    """Reads as SB3's buffer does: indexes two arrays, and copies what it gets into new tensors."""
+    """Reads as SB3's buffer does: indexes two arrays, and copies what it gets.
+
+    SB3 copies it to tensors. Torch would do that by several threads, and wait for those that start late.
+    """
 
     def __init__(self) -> None:
         self._random = np.random.default_rng(0)
-        self._newest_batch: list[th.Tensor] = []  # which a training loop still holds when it asks for the next one
+        self._newest_batch: list[Bytes] = []  # which a training loop still holds when it asks for the next one
 
     def __call__(self, cold: ColdMemory, n: int, turn: int) -> None:
         places = self._random.integers(0, len(cold.observations), (2, n // 2))
-        self._newest_batch = [th.tensor(cold.observations[half]) for half in places]
+        self._newest_batch = [cold.observations[half].copy() for half in places]
 
 
 class StoreReader:
-    """Reads observations of a store that are far apart, before the frame number ``stop``, as ``sample`` does."""
+    """Reads observations of a store that are far apart, as ``sample`` does.
 
-    def __init__(self, store: FrameStore, lanes: Indices, stop: int) -> None:
-        self._store, self._lanes, self._stop = store, lanes, max(stop, 1)
+    They begin at the frames from ``first`` to ``stop - 1``.
+    """
+
+    def __init__(self, store: FrameStore, lanes: Indices, first: int, stop: int) -> None:
+        self._store, self._lanes, self._first, self._n = store, lanes, first, max(stop - first, 1)
 
     def __call__(self, cold: ColdMemory, n: int, turn: int) -> None:
         store, numbers, stack = self._store, np.arange(n // 2), self._store.layout.stack
         apart = stack + 2 * store.codec.frames_per_record
-        firsts = (self._stop - 1 - numbers // len(self._lanes) * apart - turn * apart // _TIMES) % self._stop
+        firsts = self._first + (self._n - 1 - numbers // len(self._lanes) * apart - turn * apart // _TIMES) % self._n
         frames = cold.batch(n).reshape(2, len(numbers), stack, -1)
         store.gather(self._lanes[numbers % len(self._lanes)], np.stack([firsts, firsts + 1]), [frames[0], frames[1]])
