@@ -23,9 +23,8 @@ from sb3_extra_buffers.storage.stacking import RGB, StackLayout
 TIME_WEIGHTS: dict[Preference, float] = {"speed": 4.0, "balanced": 0.85, "memory": 0.05}
 """Cost is bytes times time to this power. When balanced, half the memory is worth a little more than twice the time."""
 TIME_WEIGHT = TIME_WEIGHTS["balanced"]
-SLOWEST_READ: dict[Preference, float] = {"speed": 1.1, "balanced": 1.1, "memory": 2.0}
-"""How long reading an observation may take in a trial, compared with SB3's buffer. Trials read few observations at a
-time, right after other work. That slows decoding down a little more than copying, so batches are read faster."""
+SLOWEST_READ: dict[Preference, float] = {"speed": 1.0, "balanced": 1.0, "memory": 2.0}
+"""How long reading an observation may take, compared with SB3's buffer."""
 _USUAL_BATCH = 32
 _FIXED_BYTES = 64
 """About the size of a transition without its frame, whatever the codec."""

@@ -17,9 +17,11 @@ from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.parallel import alone
 from sb3_extra_buffers.storage.frame_store import FrameStore
 
-_COLD_BYTES, _FEWEST_OBSERVATIONS = 32 << 20, 8
+_COLD_BYTES, _FEWEST_OBSERVATIONS = 24 << 20, 8
 """More than the share of a cache that a program keeps while it trains."""
 _BATCH_BYTES, _SMALLEST_BATCH = 1 << 21, 4
+_BATCHES = 4
+"""As many are in use in training: a batch, the one before, and what they were copied from."""
 _TIMES = 15
 
 cpu_time = time.perf_counter if sys.platform == "win32" else time.thread_time
@@ -27,27 +29,30 @@ cpu_time = time.perf_counter if sys.platform == "win32" else time.thread_time
 
 
 class ColdMemory:
-    """Memory of which a small part is in a cache: ``observations`` of a size, one per row.
+    """Observations of a size, one per row, most of which are in no cache, and memory for batches of them.
 
-    It is taken little by little, because fresh memory takes time.
+    It is taken little by little, because fresh memory takes time. All of it comes from the system and goes back: the
+    allocator would keep a part.
     """
 
     def __init__(self, observation_bytes: int) -> None:
         n = max(_COLD_BYTES // observation_bytes, _FEWEST_OBSERVATIONS)
-        self.observations: Bytes = zeros((n, observation_bytes), np.dtype(np.uint8))
-        self._n_ready = self._next = 0
+        self.batch_size = max(_SMALLEST_BATCH, _BATCH_BYTES // observation_bytes) // 2 * 2
+        self._memory: Bytes = zeros((n + _BATCHES * self.batch_size, observation_bytes), np.dtype(np.uint8))
+        self.observations, self._batches = self._memory[:n], self._memory[n:]
+        self._n_ready = self._turn = 0
 
     def grow(self, share: float) -> None:
         """Take so much of the memory, from 0 to 1."""
-        n_ready = round(share * len(self.observations))
-        self.observations[self._n_ready : n_ready] = 1
+        n_ready = round(share * len(self._memory))
+        self._memory[self._n_ready : n_ready] = 1
         self._n_ready = n_ready
 
     def batch(self, n: int) -> Bytes:
-        """Memory for ``n`` observations that has not been used for a while."""
-        first = self._next if self._next + n <= len(self.observations) else 0
-        self._next = first + n
-        return self.observations[first : first + n]
+        """Memory for a batch of ``n`` observations, each time other memory."""
+        self._turn = (self._turn + 1) % _BATCHES
+        first = self._turn * self.batch_size
+        return self._batches[first : first + n]
 
 
 Read = Callable[[ColdMemory, int, int], None]
@@ -68,7 +73,7 @@ class ReadingTime:
         return len(self._times) == _TIMES
 
     def measure(self, cold: ColdMemory) -> None:
-        self._n = max(_SMALLEST_BATCH, _BATCH_BYTES // cold.observations.shape[1]) // 2 * 2
+        self._n = cold.batch_size
         self._times.append(self._seconds(cold, self._n))
         self._times_of_pairs.append(self._seconds(cold, 2))
 
@@ -93,11 +98,12 @@ class Sb3Reader:
 
     def __init__(self) -> None:
         self._random = np.random.default_rng(0)
-        self._newest_batch: list[Bytes] = []  # which a training loop still holds when it asks for the next one
 
     def __call__(self, cold: ColdMemory, n: int, turn: int) -> None:
-        places = self._random.integers(0, len(cold.observations), (2, n // 2))
-        self._newest_batch = [cold.observations[half].copy() for half in places]
+        places = self._random.integers(0, len(cold.observations), n)
+        found, tensors = cold.batch(n), cold.batch(n)
+        cold.observations.take(places, axis=0, out=found, mode="clip")
+        tensors[:] = found
 
 
 class StoreReader:
