@@ -11,10 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import ReplayBuffer
 
 from sb3_extra_buffers.codecs.availability import has_numba
 from sb3_extra_buffers.compiled import load_kernels
-from sb3_extra_buffers.compressed import drawing
+from sb3_extra_buffers.compressed import CompressedReplayBuffer, drawing
 from sb3_extra_buffers.compressed.drawing import draw
 
 HIGHS = [1, 2, 3, 4, 5, 255, 256, 257, 49_999, 1 << 20, (1 << 31) + 1, (1 << 32) - 1, 1 << 32, 1 << 40]
@@ -44,6 +47,35 @@ def test_the_same_numbers_and_the_same_state_afterwards(high: int) -> None:
         for ours, theirs in zip(*found, strict=True):
             np.testing.assert_array_equal(ours, theirs)
             assert ours.dtype == theirs.dtype
+
+
+@pytest.mark.parametrize("optimized", [False, True])
+@pytest.mark.parametrize("n_steps", [1, 7, 10, 25])
+def test_slots_and_environments_are_those_of_sb3(n_steps: int, optimized: bool) -> None:
+    """With and without a ``_get_samples`` of the user's own."""
+
+    class Recording(CompressedReplayBuffer):
+        drawn: Any = None
+
+        def _get_samples(self, batch_inds: Any, env: Any = None) -> Any:
+            self.drawn = batch_inds
+            return super()._get_samples(batch_inds, env)
+
+    box, batches, states = spaces.Box(-1, 1, (3,), np.float32), [], []
+    options: Any = {"optimize_memory_usage": optimized, "handle_timeout_termination": not optimized}
+    buffers = [cls(30, box, box, "cpu", 3, **options) for cls in (ReplayBuffer, CompressedReplayBuffer, Recording)]
+    for buffer in buffers:
+        for step in range(n_steps):
+            obs = np.arange(9, dtype=np.float32).reshape(3, 3) + 9 * step
+            buffer.add(obs, obs + 9, obs, obs[:, 0], np.zeros(3, bool), [{}] * 3)
+        np.random.seed(3)
+        batches.append([buffer.sample(40) for _ in range(2)])
+        states.append(np.random.random_sample())
+    for batch in batches[1:]:
+        for ours, theirs in zip(batch, batches[0], strict=True):
+            assert all(map(th.equal, ours[:5], theirs[:5]))
+    assert len(set(states)) == 1
+    assert len(buffers[2].drawn) == 40
 
 
 def test_nothing_to_draw_from() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -24,23 +25,45 @@ _HAS_INT64 = np.dtype(int).itemsize == 8
 
 def draw_slots(buffer: Any, n: int) -> Indices:
     """The slots of ``n`` transitions. Of the buffer, only its sizes and its position are needed."""
-    n_slots, pos = int(buffer.buffer_size), int(buffer.pos)
-    if buffer.optimize_memory_usage and buffer.full:  # the slot at the position has no next observation
-        return (1 + draw(n_slots - 1, n) + pos) % n_slots
-    return draw(n_slots if buffer.full else pos, n)
+    return _slots_of(buffer, draw(_n_slots(buffer), n))
+
+
+def draw_places(buffer: Any, n: int) -> tuple[Indices, Indices]:
+    """The slots of ``n`` transitions, and then their environments."""
+    slots, envs = _draw((_n_slots(buffer), buffer.n_envs), n)
+    return _slots_of(buffer, slots), envs
 
 
 def draw(high: int, n: int) -> Indices:
     """``np.random.randint(0, high, size=n)``."""
+    (numbers,) = _draw((high,), n)
+    return numbers
+
+
+def _n_slots(buffer: Any) -> int:
+    """From how many slots to draw."""
+    if not buffer.full:
+        return int(buffer.pos)
+    return int(buffer.buffer_size) - bool(buffer.optimize_memory_usage)
+
+
+def _slots_of(buffer: Any, drawn: Indices) -> Indices:
+    if buffer.optimize_memory_usage and buffer.full:  # the slot at the position has no next observation
+        return (1 + drawn + int(buffer.pos)) % int(buffer.buffer_size)
+    return drawn
+
+
+def _draw(highs: tuple[int, ...], n: int) -> Iterable[Indices]:
+    """Numbers below each of one or two limits. One call for both takes hardly longer than for one."""
     # Vectors need no kernels, and numba takes a lot of memory.
     kernels = load_kernels(_KERNELS) if "numba" in sys.modules and _HAS_INT64 else None
-    if kernels is None or not 0 < high < 1 << 32:
-        return np.random.randint(0, high, size=n)
-    numbers = np.empty(n, dtype=np.int64)
+    if kernels is None or not (0 < highs[0] < 1 << 32 and 0 < highs[-1] < 1 << 32):
+        return [np.random.randint(0, high, size=n) for high in highs]
+    numbers: Indices = np.empty((len(highs), n), dtype=np.int64)
     generator: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]  # it has no type stubs
     # Without this, Ctrl-C could leave the lock locked, and the next draw anywhere in the program would wait for ever.
     with uninterrupted(), generator.lock:
-        kernels.draw(*_functions_of(generator), high - 1, numbers)
+        kernels.draw(*_functions_of(generator), highs[0] - 1, highs[-1] - 1, numbers)
     return numbers
 
 

@@ -5,30 +5,34 @@ from __future__ import annotations
 from numba import njit, types
 
 from sb3_extra_buffers.codecs.base import Indices
-from sb3_extra_buffers.codecs.memory_kernels import call
+from sb3_extra_buffers.codecs.memory_kernels import INT, INTS_2D, call
 
 
 @njit(cache=True)
-def draw(next_number: int, state: int, highest: int, numbers: Indices) -> None:
+def draw(next_number: int, state: int, highest: int, highest_of_last: int, numbers: Indices) -> None:
     """Draw numbers up to ``highest``, as NumPy's ``RandomState`` does: as many bits as ``highest`` has, again and again
     until they are not above it.
 
     :param next_number: The address of a C function that draws 32 bits...
     :param state: ... and its argument.
+    :param highest_of_last: The same for the last row of ``numbers``.
     """
-    mask = highest
-    for shift in (1, 2, 4, 8, 16):
-        mask |= mask >> shift
-    for i in range(numbers.shape[0]):
-        found = 0
-        if highest > 0:
-            found = call(next_number, (state,)) & mask
-            while found > highest:
+    for row in range(numbers.shape[0]):
+        if row == numbers.shape[0] - 1:
+            highest = highest_of_last
+        mask = highest
+        for shift in (1, 2, 4, 8, 16):
+            mask |= mask >> shift
+        for i in range(numbers.shape[1]):
+            found = 0
+            if highest > 0:
                 found = call(next_number, (state,)) & mask
-        numbers[i] = found
+                while found > highest:
+                    found = call(next_number, (state,)) & mask
+            numbers[row, i] = found
 
 
 def compile_all() -> None:
     if not draw.signatures:
-        draw.compile(types.none(types.int64, types.int64, types.int64, types.int64[::1]))
+        draw.compile(types.none(INT, INT, INT, INT, INTS_2D))
         draw.disable_compile()

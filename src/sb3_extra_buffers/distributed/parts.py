@@ -14,7 +14,7 @@ import torch as th
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices
-from sb3_extra_buffers.compressed.drawing import draw, draw_slots
+from sb3_extra_buffers.compressed.drawing import draw_places
 from sb3_extra_buffers.compressed.nstep_buffer import CompressedNStepReplayBuffer, n_step_returns, n_until
 from sb3_extra_buffers.compressed.packed_fields import DONE_OR_NOT
 from sb3_extra_buffers.compressed.prioritized_buffer import CompressedPrioritizedReplayBuffer
@@ -67,8 +67,7 @@ def _draw_as_sb3(part: Any, batch_size: int) -> Places:
     """Draw the same transitions from a single part as SB3's buffer does with the same seed."""
     if not part.full and part.pos == 0:
         raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
-    slots, envs = draw_slots(part, batch_size), draw(part.n_envs, batch_size)
-    return Places(np.zeros(batch_size, dtype=np.int64), slots, envs)
+    return Places(np.zeros(batch_size, dtype=np.int64), *draw_places(part, batch_size))
 
 
 class Parts:

@@ -13,7 +13,6 @@ from stable_baselines3.common.buffers import DictReplayBuffer
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_extra_buffers.compressed.drawing import draw, draw_slots
 from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
 from sb3_extra_buffers.compressed.rows import SINGLE, on_host, part_of
 from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer, normal_tensors
@@ -117,7 +116,7 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
             if isinstance(infos, dict):
                 prepared["timeouts"][...] = _as_array(infos.get(_TIMEOUT, False))
             else:
-                prepared["timeouts"][...] = np.array([info.get(_TIMEOUT, False) for info in infos])
+                prepared["timeouts"][...] = [info.get(_TIMEOUT, False) for info in infos]
 
     def _commit(self, pos: int, steps: list[tuple[DeviceStore, Step]], tensors: dict[str, th.Tensor] | None) -> None:
         """Store a transition, for which there is room. Its fields are in ``tensors``, or were prepared on the host."""
@@ -132,16 +131,6 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
         if pos + 1 == self.buffer_size:
             self.full = True
         self.pos = (pos + 1) % self.buffer_size
-
-    def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
-        with self._lock.held:  # so that no transition is overwritten between drawing and reading it
-            if self.size() == 0:
-                return super().sample(batch_size, env)  # which says what is missing
-            found: ReplayBufferSamples = self._get_samples(draw_slots(self, batch_size), env)
-            return found
-
-    def _get_samples(self, batch_inds: npt.NDArray[np.int64], env: VecNormalize | None = None) -> Any:
-        return self._samples_at(batch_inds, draw(self.n_envs, len(batch_inds)), env)
 
     def _samples_at(
         self,
