@@ -13,6 +13,7 @@ from stable_baselines3.common.buffers import DictReplayBuffer
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
+from sb3_extra_buffers.compressed.drawing import draw_places
 from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
 from sb3_extra_buffers.compressed.rows import SINGLE, on_host, part_of
 from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer, normal_tensors
@@ -116,7 +117,7 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
             if isinstance(infos, dict):
                 prepared["timeouts"][...] = _as_array(infos.get(_TIMEOUT, False))
             else:
-                prepared["timeouts"][...] = [info.get(_TIMEOUT, False) for info in infos]
+                prepared["timeouts"][...] = np.array([info.get(_TIMEOUT, False) for info in infos])
 
     def _commit(self, pos: int, steps: list[tuple[DeviceStore, Step]], tensors: dict[str, th.Tensor] | None) -> None:
         """Store a transition, for which there is room. Its fields are in ``tensors``, or were prepared on the host."""
@@ -131,6 +132,13 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
         if pos + 1 == self.buffer_size:
             self.full = True
         self.pos = (pos + 1) % self.buffer_size
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
+        with self._lock.held:  # so that no transition is overwritten between drawing and reading it
+            if self.size() == 0 or type(self)._get_samples is not CompressedReplayBuffer._get_samples:
+                return super().sample(batch_size, env)
+            found: ReplayBufferSamples = self._samples_at(*draw_places(self, batch_size), env)
+            return found
 
     def _samples_at(
         self,
