@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -76,6 +77,31 @@ def test_slots_and_environments_are_those_of_sb3(n_steps: int, optimized: bool) 
             assert all(map(th.equal, ours[:5], theirs[:5]))
     assert len(set(states)) == 1
     assert len(buffers[2].drawn) == 40
+
+
+def test_a_get_samples_that_was_assigned_is_called() -> None:
+    box = spaces.Box(-1, 1, (3,), np.float32)
+    zeros = np.zeros((1, 3), np.float32)
+    buffer = CompressedReplayBuffer(5, box, box, "cpu")
+    buffer.add(zeros, zeros, zeros, np.zeros(1), np.zeros(1), [{}])
+    buffer._get_samples = lambda batch_inds, env=None: batch_inds  # type: ignore[method-assign]
+    assert buffer.sample(4).tolist() == [0] * 4
+    del buffer._get_samples
+    with patch.object(CompressedReplayBuffer, "_get_samples", return_value="patched"):
+        assert buffer.sample(4) == "patched"
+
+
+@pytest.mark.parametrize("of", [list, tuple, iter])
+def test_infos_may_be_any_sequence_that_sb3_takes(of: Any) -> None:
+    box = spaces.Box(-1, 1, (3,), np.float32)
+    zeros, found = np.zeros((2, 3), np.float32), []
+    for cls in (ReplayBuffer, CompressedReplayBuffer):
+        buffer = cls(10, box, box, "cpu", 2)
+        for truncated in ([True, False], [False, True], [False, False]):
+            infos = of([{"TimeLimit.truncated": flag} for flag in truncated])
+            buffer.add(zeros, zeros, zeros, np.zeros(2), np.ones(2), infos)
+        found.append(buffer.timeouts)
+    np.testing.assert_array_equal(*found)
 
 
 def test_nothing_to_draw_from() -> None:

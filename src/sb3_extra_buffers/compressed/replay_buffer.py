@@ -134,14 +134,15 @@ class CompressedReplayBuffer(PackedFields, Conversions, ReplayBuffer):
 
     def _timeouts_of(self, infos: list[dict[str, Any]]) -> npt.NDArray[Any] | None:
         try:
-            for info in infos:
+            of_envs = infos if type(infos) is list else [*infos]
+            for info in of_envs:
                 if info.get(_TIMEOUT, False):
                     break
             else:
-                if len(infos) == self.n_envs:  # in nearly all steps
+                if len(of_envs) == self.n_envs:  # in nearly all steps
                     return None
-            timeouts = [info.get(_TIMEOUT, False) for info in infos]
-        except (AttributeError, TypeError) as error:
+            timeouts = [info.get(_TIMEOUT, False) for info in of_envs]
+        except AttributeError as error:
             raise ConfigurationError(
                 f"infos must be a list with a dict for each environment, not {type(infos).__name__}: {infos!r:.80}. "
                 "Gymnasium's vector environments have one dict for all: pass [{'TimeLimit.truncated': ...}, ...], or "
@@ -173,9 +174,9 @@ class CompressedReplayBuffer(PackedFields, Conversions, ReplayBuffer):
             raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
         with self._lock.held:  # so that no transition is overwritten between drawing and reading it
             found: ReplayBufferSamples
-            if type(self)._get_samples is CompressedReplayBuffer._get_samples:
+            if has_own_get_samples(self):
                 found = self._samples_at(*draw_places(self, batch_size), env)
-            else:  # a class of the user's, which expects what SB3 does
+            else:
                 found = self._get_samples(draw_slots(self, batch_size), env)
             return found
 
@@ -222,6 +223,14 @@ class CompressedReplayBuffer(PackedFields, Conversions, ReplayBuffer):
         if isinstance(normalized, dict):
             return {key: self.to_torch(array) for key, array in normalized.items()}
         return self.to_torch(normalized)
+
+
+_OWN_GET_SAMPLES = CompressedReplayBuffer._get_samples
+
+
+def has_own_get_samples(buffer: CompressedReplayBuffer) -> bool:
+    """Whether ``_get_samples``, which SB3's ``sample`` calls, is this library's. Users may override it."""
+    return getattr(buffer._get_samples, "__func__", None) is _OWN_GET_SAMPLES
 
 
 class CompressedDictReplayBuffer(CompressedReplayBuffer, DictReplayBuffer):

@@ -38,7 +38,8 @@ _ARRAYS = attrgetter(
 )  # fmt: skip
 """What the table knows about an observation store..."""
 _GROWING_ARRAYS = attrgetter("frames.arena.data", "frames.codec.reference_frames")
-"""... and arrays that grow in place, unless somebody else refers to them."""
+"""... and arrays whose memory can grow in place only while nobody else refers to them. So the table has weak references
+to these."""
 
 
 class GatheredFrames(Protocol):

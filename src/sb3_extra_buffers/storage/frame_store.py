@@ -349,7 +349,9 @@ class FrameStore:
         while start is None:
             self.arena = ready_to_grow(self.arena)
             boundary, shift = self.arena.grow(size)
-            if shift:  # not in a method of the index: when it is called, Ctrl-C could come, with only the bytes moved
+            if shift:
+                # Not in a method of the index. Python may handle Ctrl-C at the call, when the bytes have moved, but the
+                # index has not.
                 starts = self.index.starts
                 np.add(starts, shift, out=starts, where=starts >= boundary)
             start = self.arena.allocate(size)

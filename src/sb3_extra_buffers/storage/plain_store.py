@@ -25,6 +25,7 @@ import numpy.typing as npt
 from sb3_extra_buffers.anonymous_memory import zeros
 from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.errors import CorruptDataError
+from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.base_store import CPU, BaseStore
 from sb3_extra_buffers.storage.choice import SMALLEST_FRAME
@@ -103,7 +104,7 @@ class PlainStore(BaseStore):
         """Which block."""
         self._newest_bytes: bytes | None = None
         """The contents of that block, if they are known."""
-        self._all_shared = bytearray(self.n_slots)
+        self._all_shared = bytearray(len(self._next_rows))
         """For each slot, 1 if the index is known to have :meth:`_rows_after` it, as it does for most."""
         self._free_rows: list[int] = []
         self._n_own = 0
@@ -295,7 +296,7 @@ class PlainStore(BaseStore):
             self._rows.take(rows, axis=0, out=out.reshape(len(rows), self._rows.shape[1]), mode="clip")
 
     def clear(self) -> None:
-        with self.lock.held:
+        with self.lock.held, uninterrupted():
             self._next_rows[: self.slots_used] = 0
             self._observed[: self.slots_used] = 0
             if self.digests is not None:

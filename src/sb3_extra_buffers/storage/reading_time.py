@@ -31,8 +31,8 @@ cpu_time = time.perf_counter if sys.platform == "win32" else time.thread_time
 class ColdMemory:
     """Observations of a size, one per row, most of which are in no cache, and memory for batches of them.
 
-    It is taken little by little, because fresh memory takes time. All of it comes from the system and goes back: the
-    allocator would keep a part.
+    It is taken little by little, because fresh memory takes time. All of it is mapped from the system and unmapped
+    afterwards. The C allocator would not give all of it back.
     """
 
     def __init__(self, observation_bytes: int) -> None:
@@ -49,7 +49,7 @@ class ColdMemory:
         self._n_ready = n_ready
 
     def batch(self, n: int) -> Bytes:
-        """Memory for a batch of ``n`` observations, each time other memory."""
+        """Memory for a batch of ``n`` observations: one of several pieces, in turn."""
         self._turn = (self._turn + 1) % _BATCHES
         first = self._turn * self.batch_size
         return self._batches[first : first + n]
@@ -91,9 +91,10 @@ class ReadingTime:
 
 
 class Sb3Reader:
-    """Reads as SB3's buffer does: indexes two arrays, and copies what it gets.
+    """Copies observations from random places, as SB3's indexing does, and copies the result once more, as SB3 does to
+    make tensors.
 
-    SB3 copies it to tensors. Torch would do that by several threads, and wait for those that start late.
+    Torch would make that copy with several threads, and wait for those that start late.
     """
 
     def __init__(self) -> None:

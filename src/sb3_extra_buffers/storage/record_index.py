@@ -21,8 +21,8 @@ _INT64, _UINT32 = np.dtype(np.int64), np.dtype(np.uint32)
 class RecordIndex:
     """Room for ``capacity`` records of each lane.
 
-    Its arrays are never replaced. An index that is too small gives way to a larger one, so Ctrl-C cannot come between
-    its arrays.
+    Once in use, its arrays are never replaced. When it is full, the store replaces the whole index by a larger one, in
+    one assignment. So Ctrl-C can never leave arrays of different sizes.
     """
 
     def __init__(self, n_lanes: int, capacity: int) -> None:
