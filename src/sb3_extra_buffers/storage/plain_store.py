@@ -283,15 +283,17 @@ class PlainStore(BaseStore):
         return self._flat_next_rows[self._flat_next_rows >= self._first_free].astype(np.int64)
 
     def _fill(self, wanted: list[tuple[int, Indices]], envs: Indices, outs: list[npt.NDArray[Any]]) -> None:
+        first_slots = wanted[0][1]
+        places_of_first = first_slots * self.n_envs + envs
         for (column, slots), out in zip(wanted, outs, strict=True):
-            places = slots * self.n_envs
-            places += envs
+            # Both columns usually have the same slots.
+            places = places_of_first if slots is first_slots else slots * self.n_envs + envs
             if column:
                 rows, is_newest = self._flat_next_rows.take(places), slots == self._newest
                 if np.count_nonzero(is_newest):
                     rows[is_newest] = self._rows_of_block()[envs[is_newest]]
             else:
-                rows = np.add(places, 1, out=places)
+                rows = places + 1
             # Rows are in range. "clip" only spares NumPy a copy that would leave ``out`` unchanged after an error.
             self._rows.take(rows, axis=0, out=out.reshape(len(rows), self._rows.shape[1]), mode="clip")
 
