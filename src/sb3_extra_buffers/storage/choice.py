@@ -24,7 +24,9 @@ TIME_WEIGHTS: dict[Preference, float] = {"speed": 4.0, "balanced": 0.85, "memory
 """Cost is bytes times time to this power. When balanced, half the memory is worth a little more than twice the time."""
 TIME_WEIGHT = TIME_WEIGHTS["balanced"]
 SLOWEST_READ: dict[Preference, float] = {"speed": 0.95, "balanced": 0.95, "memory": 2.0}
-"""How long reading an observation may take, compared with SB3's buffer. What trials measure varies by some 5%."""
+"""How long reading an observation may take, compared with SB3's buffer..."""
+_IMPRECISION = 1.1
+"""... and how much longer if nothing is that fast: then a codec that is about as fast as SB3 is better than none."""
 _USUAL_BATCH = 32
 _FIXED_BYTES = 64
 """About the size of a transition without its frame, whatever the codec."""
@@ -168,11 +170,9 @@ class Trials:
         trials = self._results()
         none = trials[0]
         slowest = self._limit() * SLOWEST_READ[self._prefer]
-        eligible = [
-            trial
-            for trial in trials[1:]
-            if trial.frame_bytes <= (1 - _LEAST_SAVING) * trial.raw_bytes and trial.reading <= slowest
-        ]
+        smaller = [trial for trial in trials[1:] if trial.frame_bytes <= (1 - _LEAST_SAVING) * trial.raw_bytes]
+        eligible = [trial for trial in smaller if trial.reading <= slowest]
+        eligible = eligible or [trial for trial in smaller if trial.reading <= _IMPRECISION * slowest]
         if not eligible:
             return none
         best = min(eligible, key=lambda trial: trial.cost(self._prefer))
