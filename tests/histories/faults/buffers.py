@@ -14,8 +14,8 @@ BUFFER_FAULTS = [
     Fault(
         "a time limit is not stored",
         "compressed/replay_buffer.py",
-        "timeouts = [info.get(_TIMEOUT, False) for info in infos]",
-        "timeouts = [info.get(_TIMEOUT, False) and env == 0 for env, info in enumerate(infos)]",
+        "timeouts = [info.get(_TIMEOUT, False) for info in of_envs]",
+        "timeouts = [info.get(_TIMEOUT, False) and env == 0 for env, info in enumerate(of_envs)]",
     ),
     Fault(
         "a batch counts a time limit as the end of the task",
