@@ -160,6 +160,17 @@ def alive(kind: type) -> int:
     return sum(type(thing) is kind for thing in gc.get_objects())
 
 
+def test_only_the_thread_that_asked_for_it_decodes_alone() -> None:
+    found: list[bool] = []
+    with alone():
+        other = threading.Thread(target=lambda: found.append(parallel.is_alone()))
+        other.start()
+        other.join()
+        assert parallel.is_alone()
+    assert found == [False]
+    assert not parallel.is_alone()
+
+
 class TestTeam:
     def test_little_work_is_done_alone(self) -> None:
         assert team_for(1000) == ALONE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Any
 
@@ -137,6 +138,29 @@ def test_next_observations_take_no_memory_but_at_the_ends_of_episodes() -> None:
         store.place_step(t % 1000, store.checked_pair(observations[t], following))
     row = 3 * FLOATS.itemsize
     assert store.payload_bytes <= (2000 + 4 + 1000 // 50 + 1) * row
+
+
+def test_ctrl_c_while_everything_is_removed_comes_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make(4, 1)
+    steps = [np.full((1, 3), value, dtype=store.dtype) for value in range(6)]
+    for slot in range(4):
+        store.place_step(slot, (steps[slot].tobytes(), steps[slot + 1].tobytes(), None))
+    forget = store._forget
+
+    def press_and_forget() -> None:
+        signal.raise_signal(signal.SIGINT)
+        forget()
+
+    monkeypatch.setattr(store, "_forget", press_and_forget)
+    with pytest.raises(KeyboardInterrupt):
+        store.clear()
+    store.check()
+    for slot in range(2):
+        store.place_step(slot, (steps[slot + 1].tobytes(), steps[slot + 2].tobytes(), None))
+    store.check()
+    slots, envs = np.arange(2), np.zeros(2, dtype=np.int64)
+    (following,) = store.read([(1, slots)], envs)
+    np.testing.assert_array_equal(following[:, 0], [2, 3])
 
 
 def test_rows_that_were_lost_are_found_again() -> None:
