@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sb3_extra_buffers.codecs import bitpack
+from sb3_extra_buffers.codecs import packed_frames
 from sb3_extra_buffers.codecs.availability import has_numba
 from sb3_extra_buffers.codecs.base import FrameSpec
-from sb3_extra_buffers.codecs.bitpack import BLOCK_BYTES, N_PREDICTORS, PADDING, BitpackCodec, default_predictors
+from sb3_extra_buffers.codecs.bitpack import BLOCK_BYTES, N_PREDICTORS, BitpackCodec, default_predictors
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.storage.pickling import unpickled
 from tests.codecs.helpers import store
@@ -51,7 +51,7 @@ def test_compiled_bytes_are_the_same(case: tuple[FrameSpec, np.ndarray]) -> None
     stored = store(codec, [records], lanes)
     np.testing.assert_array_equal(stored.decode(codec), records)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bitpack, "load_kernels", lambda _: None)
+        patch.setattr(packed_frames, "load_kernels", lambda _: None)
         plain = codec.encode(records, lanes)
         np.testing.assert_array_equal(stored.decode(codec), records)
     for ours, expected in zip(compiled, plain, strict=True):
@@ -60,7 +60,7 @@ def test_compiled_bytes_are_the_same(case: tuple[FrameSpec, np.ndarray]) -> None
 
 def record_of(*frames: bytes) -> np.ndarray:
     sizes = np.array([len(frame) for frame in frames], dtype="<u4").tobytes()
-    return np.frombuffer(sizes + b"".join(frames) + bytes(PADDING), dtype=np.uint8)
+    return np.frombuffer(sizes + b"".join(frames) + bytes(BitpackCodec.padding), dtype=np.uint8)
 
 
 def header(predictor: int, width: int, offset: int) -> bytes:
@@ -81,7 +81,7 @@ def decoded(codec: BitpackCodec, record: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("compiled", [pytest.param(True, marks=needs_numba), False])
 def test_the_format_is_the_documented_one(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not compiled:
-        monkeypatch.setattr(bitpack, "load_kernels", lambda _: None)
+        monkeypatch.setattr(packed_frames, "load_kernels", lambda _: None)
     frame = FrameSpec(3 * BLOCK_BYTES + 2, np.dtype(np.uint8), row_bytes=BLOCK_BYTES)
     codec = BitpackCodec(frame, frames_per_record=1)
     assert codec.predictors[1].tolist() == [32, 32, 0, 0]
@@ -105,7 +105,7 @@ def test_the_format_is_the_documented_one(compiled: bool, monkeypatch: pytest.Mo
 )
 def test_forged_frames_are_refused(body: bytes, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not compiled:
-        monkeypatch.setattr(bitpack, "load_kernels", lambda _: None)
+        monkeypatch.setattr(packed_frames, "load_kernels", lambda _: None)
     codec = BitpackCodec(FrameSpec(BLOCK_BYTES, np.dtype(np.uint8), row_bytes=BLOCK_BYTES), frames_per_record=2)
     good = header(0, 0, 7)
     assert (decoded(codec, record_of(good, good)) == 7).all()

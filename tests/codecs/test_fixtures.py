@@ -35,6 +35,7 @@ METHOD_LEVELS = (
     *("lz4-block/-10", "lz4-block/0", "lz4-block/9", "lz4-block/16"),
     "delta",
     "bitpack",
+    "pixel-lz",
     "delta-zstd/6",
 )
 # A record format that is no method any more: ``delta`` of 1.0.0.dev0, and of buffers on a GPU.

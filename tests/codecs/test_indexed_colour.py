@@ -28,7 +28,7 @@ def frames(rng: np.random.Generator, n: int, n_colours: int, channels_last: bool
 
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("n_colours", [1, 7, 256, 3000])
-@pytest.mark.parametrize("method", installed("none", "delta", "bitpack", "zstd/3", "zstd-dict/3", "gzip/1"))
+@pytest.mark.parametrize("method", installed("none", "delta", "bitpack", "pixel-lz", "zstd/3", "zstd-dict/3", "gzip/1"))
 def test_frames_come_back_exactly(method: str, n_colours: int, channels_last: bool) -> None:
     spec = FrameSpec(3 * PIXELS, np.dtype(np.uint8), 3, channels_last)
     codec = create_codec(method, spec, indexed_colour=True)
@@ -45,7 +45,7 @@ def test_records_that_do_not_fit_into_the_palette_stand_between_those_that_do() 
     np.testing.assert_array_equal(round_trip(codec, records), records)
 
 
-@pytest.mark.parametrize("method", installed("delta", "bitpack", "gzip/1"))
+@pytest.mark.parametrize("method", installed("delta", "bitpack", "pixel-lz", "gzip/1"))
 def test_nothing_but_raw_records_decode(method: str) -> None:
     codec = create_codec(method, FrameSpec(3 * PIXELS, np.dtype(np.uint8), 3), indexed_colour=True)
     records = frames(np.random.default_rng(4), 2 * codec.frames_per_record, 5000, False).reshape(2, -1)

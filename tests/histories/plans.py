@@ -30,7 +30,7 @@ ACTIONS: dict[str, spaces.Space] = {
     "MultiBinary": spaces.MultiBinary(3),
     "MultiDiscrete": spaces.MultiDiscrete([3, 256]),
 }
-RGB_WORLDS = ("RGB", "stack of RGB", "stack of RGB, channels last")
+RGB_WORLDS = ("RGB", "RGB of tiles", "stack of RGB", "stack of RGB, channels last")
 
 
 @dataclass(frozen=True)

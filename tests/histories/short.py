@@ -8,7 +8,17 @@ from tests.persistence.buffers import ALL_CLASSES
 
 BUFFERS = ALL_CLASSES
 STEPS, LEARNING_STEPS = 200, 700
-PICTURES = {"stack", "stack, channels last", "stack of RGB", "RGB", "uint16", "float images", "Dict", "goals"}
+PICTURES = {
+    "stack",
+    "stack, channels last",
+    "stack of RGB",
+    "RGB",
+    "RGB of tiles",
+    "uint16",
+    "float images",
+    "Dict",
+    "goals",
+}
 """Worlds with images, in which codecs can find patterns."""
 VECTORS = ("float64", "int32")
 """Worlds whose observations are stored as plain rows."""
@@ -27,6 +37,8 @@ def short_histories(buffer: str) -> list[Name]:
                 world = pictures[(i + number + shift) % len(pictures)]
                 names.append(Name(buffer, method, world, LEARNING_STEPS, number))
         names.append(Name(buffer, method, worlds[(i + shift) % len(worlds)], STEPS, 0))
+    if buffer in ("CompressedReplayBuffer", "CompressedRolloutBuffer"):
+        names += [Name(buffer, "pixel-lz", "RGB of tiles", STEPS, number) for number in range(1, 4)]
     if buffer in ("CompressedReplayBuffer", "CompressedNStepReplayBuffer", "CompressedRolloutBuffer"):
         names += [Name(buffer, AUTO, world, LEARNING_STEPS, number) for world in VECTORS for number in range(1, 7)]
     return names

@@ -17,6 +17,7 @@ SPACES: dict[str, spaces.Space] = {
     "stack of RGB": spaces.Box(0, 255, (9, 13, 14), np.uint8),
     "stack of RGB, channels last": spaces.Box(0, 255, (13, 14, 9), np.uint8),
     "RGB": spaces.Box(0, 255, (15, 13, 3), np.uint8),
+    "RGB of tiles": spaces.Box(0, 255, (3, 22, 24), np.uint8),
     "tiny stack": spaces.Box(0, 255, (3, 5, 7), np.uint8),
     "uint16": spaces.Box(0, 65535, (2, 18, 17), np.uint16),
     "float images": spaces.Box(-np.inf, np.inf, (2, 12, 13), np.float32),
@@ -56,7 +57,7 @@ class Scenes:
         self.dtype, self.rng = np.dtype(space.dtype), rng
         self.axis = 0 if space.shape[0] <= space.shape[-1] else -1
         size = space.shape[self.axis]
-        self.depth = 1 if size == 3 and self.axis == -1 else size if size < 6 else size // 3
+        self.depth = self._depth(size)
         self.frame_shape = list(space.shape)
         self.frame_shape[self.axis] //= self.depth
         self.fill = str(rng.choice(["zeros", "first frame"]))
@@ -64,6 +65,9 @@ class Scenes:
         self.colours = int(rng.choice([4, 40, 256]))
         self._cut()
         self.reset()
+
+    def _depth(self, size: int) -> int:
+        return 1 if size == 3 and self.axis == -1 else size if size < 6 else size // 3
 
     def reset(self) -> Observation:
         frame = self._next_frame()
@@ -108,6 +112,20 @@ class Scenes:
         if self.dtype.kind == "f":
             return self.rng.integers(-9, 9, shape).astype(self.dtype) / 4
         return self.rng.integers(0, self.colours if self.dtype == np.uint8 else 60000, shape).astype(self.dtype)
+
+
+class Tiles(Scenes):
+    """RGB images, channels first, of tiles, some of which are equal."""
+
+    def _depth(self, size: int) -> int:
+        return 1
+
+    def _cut(self) -> None:
+        tiles = self._random((int(self.rng.integers(1, 5)), 3, 5, 7))
+        n_rows, n_columns = -(-self.frame_shape[1] // 5), -(-self.frame_shape[2] // 7)
+        chosen = tiles[self.rng.integers(len(tiles), size=(n_rows, n_columns))]
+        whole = chosen.transpose(2, 0, 3, 1, 4).reshape(3, 5 * n_rows, 7 * n_columns)
+        self.scene = whole[:, : self.frame_shape[1], : self.frame_shape[2]].copy()
 
 
 class Vectors:
@@ -168,7 +186,7 @@ def world_of(space: spaces.Space, rng: np.random.Generator) -> Any:
     if isinstance(space, spaces.Dict):
         return Parts(space, rng)
     if isinstance(space, spaces.Box) and len(space.shape) == 3:
-        return Scenes(space, rng)
+        return (Tiles if space == SPACES["RGB of tiles"] else Scenes)(space, rng)
     return Vectors(space, rng)
 
 

@@ -38,6 +38,7 @@ FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         {"compression_method": "delta-zstd", "compression_kwargs": {"frames_per_record": 4}, "frame_stack": 4},
     ),
     "bitpack": ("CompressedReplayBuffer", {"space": RGB, "compression_method": "bitpack"}),
+    "pixel-lz": ("CompressedReplayBuffer", {"space": RGB, "compression_method": "pixel-lz"}),
     "indexed-colour": (
         "CompressedReplayBuffer",
         {"space": RGB, "frame_stack": 4, "compression_method": "delta", "compression_kwargs": {"indexed_colour": True}},

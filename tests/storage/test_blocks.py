@@ -26,7 +26,8 @@ def block_of(buffer: Any) -> Any:
 @pytest.mark.parametrize(
     ("method", "part"),
     [
-        ("delta", "data"), ("bitpack", "data"), ("none", "rows"), ("rle", "rows"), ("zstd-dict", "rows"),
+        ("delta", "data"), ("bitpack", "data"), ("pixel-lz", "data"),
+        ("none", "rows"), ("rle", "rows"), ("zstd-dict", "rows"),
         *((method, "data") for method in installed("delta-zstd")),
     ],
 )  # fmt: skip

@@ -25,7 +25,7 @@ from tests.methods import installed
 N_LANES, STEPS = 3, 400
 SHAPE = (1, 60, 60)
 ZSTD = [*installed("zstd", "zstd-dict"), *(f"{name} x8" for name in installed("zstd-dict"))]
-METHODS = [*installed("none", "delta", "bitpack"), *ZSTD]
+METHODS = [*installed("none", "delta", "bitpack", "pixel-lz"), *ZSTD]
 
 
 @pytest.fixture(autouse=True)

@@ -33,7 +33,7 @@ from sb3_extra_buffers.state import SavedState, State
 Bytes = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint32]
-RecordFormat = Literal["raw", "delta", "bitpack", "zstd", "delta-zstd"]
+RecordFormat = Literal["raw", "delta", "bitpack", "pixel-lz", "zstd", "delta-zstd"]
 
 NO_REFERENCE = 0
 """The reference number of records that need nothing but their own bytes."""
@@ -95,6 +95,9 @@ class Codec(ABC):
 
     predictors: Indices = np.zeros((0, 4), dtype=np.int64)
     """With the format ``"bitpack"``: what blocks are predicted by; see :func:`.default_predictors`."""
+
+    planes: int = 0
+    """With the format ``"pixel-lz"``: the bytes of a pixel; see :mod:`.pixel_lz`."""
 
     def __init__(self, frame: FrameSpec) -> None:
         self.frame = frame

@@ -8,8 +8,7 @@ bytes some distance before it (in a row above or, where images are stored as pla
 two such places minus a third. The smallest difference is the block's *offset*. By how much each of the 32 differences
 is larger takes ``width`` bits, 0 to 8. All of this is arithmetic modulo 256. No frame needs another one.
 
-All numbers are little-endian. A record is the size of each frame as a ``uint32``, the frames, and 8 bytes of zeros, so
-that decoders can read whole words. A frame is
+All numbers are little-endian. How frames make a record is in :mod:`.packed_frames`. A frame is
 
 * for each block a ``uint16``: predictor (bits 0 to 3), width (4 to 7) and offset (8 to 15);
 * for each block its differences, ``4 * width`` bytes: four integers of ``8 * width`` bits, each of which has eight
@@ -21,69 +20,42 @@ from __future__ import annotations
 
 import numpy as np
 
-from sb3_extra_buffers.codecs.base import (
-    NO_REFERENCE,
-    Bytes,
-    Codec,
-    Encoded,
-    FrameSpec,
-    Indices,
-    checked_frames_per_record,
-)
-from sb3_extra_buffers.compiled import load_kernels
+from sb3_extra_buffers.codecs.base import Bytes, FrameSpec, Indices
+from sb3_extra_buffers.codecs.packed_frames import PackedFramesCodec
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
 
 BLOCK_BYTES = 32
 N_PREDICTORS = 16
-PADDING = 8
-"""Zeros after the last frame of a record."""
-_KERNELS = "sb3_extra_buffers.codecs.bitpack_kernels"
 
 
-class BitpackCodec(Codec):
-    """Differences to a prediction, packed into few bits. Every frame can be decoded on its own."""
+class BitpackCodec(PackedFramesCodec):
+    """Differences to a prediction, packed into few bits."""
 
     name = "bitpack"
     record_format = "bitpack"
-    default_frames_per_record = 4
+    padding = 8
 
-    def __init__(self, frame: FrameSpec, *, frames_per_record: int = default_frames_per_record) -> None:
-        super().__init__(frame)
-        self.frames_per_record = checked_frames_per_record(frames_per_record)
+    def __init__(
+        self, frame: FrameSpec, *, frames_per_record: int = PackedFramesCodec.default_frames_per_record
+    ) -> None:
+        super().__init__(frame, frames_per_record)
         self.predictors = default_predictors(frame)
 
     @property
-    def min_encoded_size(self) -> int:
+    def _smallest_frame(self) -> int:
         n_blocks, tail = divmod(self.frame.nbytes, BLOCK_BYTES)
-        return min(self.frames_per_record * (4 + 2 * n_blocks + tail) + PADDING, self.record_bytes)
+        return 2 * n_blocks + tail
 
-    def encode(self, records: Bytes, lanes: Indices) -> Encoded:
-        kernels = load_kernels(_KERNELS)
-        frames = records.reshape(-1, self.frames_per_record, self.frame.nbytes)
-        if kernels is None:
-            data, lengths = encode_numpy(frames, self.predictors)
-        else:
-            # Before a record is found to be larger than raw, it may have grown by the headers of its blocks.
-            room = self.record_bytes // 16 + 4 * self.frames_per_record + 2 * PADDING
-            out = np.empty(records.size + room, dtype=np.uint8)
-            lengths = np.empty(len(records), dtype=np.int64)
-            data = out[: kernels.encode(frames, self.predictors, out, lengths)]
-        return Encoded(data, lengths, np.full(len(records), NO_REFERENCE))
+    @property
+    def _largest_frame(self) -> int:
+        return self.frame.nbytes + 2 * (self.frame.nbytes // BLOCK_BYTES)
 
-    def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
-        kernels = load_kernels(_KERNELS)
-        frames = out.reshape(-1, self.frames_per_record, self.frame.nbytes)
-        if kernels is not None:
-            done = kernels.decode(data, starts, lengths, frames, self.predictors)
-            if done < len(starts):
-                raise CorruptDataError(f"The bitpack record at byte {starts[done]} does not decode.")
-            return
-        for row, start, length in zip(frames, starts.tolist(), lengths.tolist(), strict=True):
-            payload = data[start : start + length]
-            if start < 0 or len(payload) != length:
-                raise CorruptDataError(f"The record at byte {start} lies outside the store.")
-            row[:] = payload.reshape(row.shape) if length == row.size else decode_numpy(payload, row, self.predictors)
+    def _pack_frame(self, frame: Bytes) -> bytes:
+        return pack_numpy(frame, self.predictors)
+
+    def _unpack_frame(self, body: Bytes) -> Bytes:
+        return unpack_numpy(body, self.frame.nbytes, self.predictors)
 
     def shared_state(self) -> State:
         return self.state()
@@ -125,18 +97,8 @@ def _predictors_in(state: SavedState) -> Indices:
     return predictors
 
 
-def encode_numpy(records: Bytes, predictors: Indices) -> tuple[Bytes, Indices]:
-    """Runs without numba, and writes the same bytes. Returns those of all records, and their lengths."""
-    encoded = []
-    for record in records:
-        frames = [_pack(frame, predictors) for frame in record]
-        sizes = np.array([len(frame) for frame in frames], dtype="<u4")
-        payload = sizes.tobytes() + b"".join(frames) + bytes(PADDING)
-        encoded.append(payload if len(payload) < record.size else record.tobytes())
-    return np.frombuffer(b"".join(encoded), dtype=np.uint8), np.array([len(record) for record in encoded])
-
-
-def _pack(frame: Bytes, predictors: Indices) -> bytes:
+def pack_numpy(frame: Bytes, predictors: Indices) -> bytes:
+    """A frame in the same bytes as those of the compiled form."""
     n_blocks = len(frame) // BLOCK_BYTES
     blocks = frame[: n_blocks * BLOCK_BYTES]
     starts = np.arange(n_blocks) * BLOCK_BYTES
@@ -168,18 +130,8 @@ def _moved(blocks: Bytes, distance: int) -> Bytes:
     return moved
 
 
-def decode_numpy(payload: Bytes, frames: Bytes, predictors: Indices) -> Bytes:
-    """Frames like ``frames`` from a record that is not raw. Defines the format."""
-    n_frames, size = frames.shape
-    sizes = payload[: 4 * n_frames].tobytes()
-    ends = 4 * n_frames + np.cumsum(np.frombuffer(sizes[: len(sizes) // 4 * 4], dtype="<u4"), dtype=np.int64)
-    if len(ends) != n_frames or ends[-1] + PADDING != len(payload):
-        raise CorruptDataError(f"A bitpack record of {len(payload)} bytes does not agree with its sizes.")
-    parts = np.split(payload, ends)
-    return np.stack([_unpack(part, size, predictors) for part in (parts[0][4 * n_frames :], *parts[1:-1])])
-
-
-def _unpack(body: Bytes, size: int, predictors: Indices) -> Bytes:
+def unpack_numpy(body: Bytes, size: int, predictors: Indices) -> Bytes:
+    """The frame of ``size`` bytes that ``body`` was made from. Defines the format."""
     n_blocks = size // BLOCK_BYTES
     headers = body[: 2 * n_blocks].tobytes()
     if len(headers) < 2 * n_blocks:

@@ -15,32 +15,21 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from sb3_extra_buffers.codecs.base import Bytes, Indices
-from sb3_extra_buffers.codecs.bitpack import BLOCK_BYTES, N_PREDICTORS, PADDING
+from sb3_extra_buffers.codecs.bitpack import BLOCK_BYTES, N_PREDICTORS
 from sb3_extra_buffers.codecs.memory_kernels import (
     BYTE,
-    FRAMES,
-    INT,
     INTEGER,
-    INTS,
-    INTS_2D,
     LANE_INDEX,
-    STORED,
-    address,
     copy,
     emit_load,
     emit_repeated,
     emit_store,
     leading_zeros,
     load16,
-    load32,
     load_int,
     store16,
-    store32,
-    store64,
 )
 
-_STORED_FRAMES = types.Array(types.uint8, 3, "C", readonly=True)
 _BYTES, _WORDS = ir.VectorType(BYTE, BLOCK_BYTES), ir.VectorType(INTEGER, BLOCK_BYTES // 8)
 _PREDICTOR_BYTES = 32
 
@@ -135,7 +124,7 @@ def _extremes(typing_context: Any, source: Any, bias: Any, first: Any, second: A
 
 unpack_block: Any = intrinsic(_unpack_block)
 """``unpack(target, packed, width, offset, *places)``: write a block. Its prediction is made of the places. It reads
-up to 8 bytes after the differences: hence :data:`.PADDING`."""
+up to 8 bytes after the differences."""
 pack_block: Any = intrinsic(_pack_block)
 """``pack(packed, source, width, offset, *places)``: write the differences of a block, and up to 8 bytes after them."""
 extremes: Any = intrinsic(_extremes)
@@ -151,21 +140,6 @@ def _places(block: int, entry: int, zeros: int) -> tuple[int, int, int]:
     """
     first, second, third = load_int(entry + 8), load_int(entry + 16), load_int(entry + 24)
     return block - first if first else zeros, block - second if second else zeros, block - third if third else zeros
-
-
-@njit(nogil=True, cache=True)
-def packed_frame(record: int, length: int, number: int, group: int) -> tuple[int, int]:
-    """Where a record's frame ``number`` begins and ends; (0, 0) if the record's length contradicts its sizes."""
-    end = record + 4 * group
-    if length < 4 * group + PADDING:
-        return 0, 0
-    begin, stop = end, end
-    for i in range(group):
-        size = load32(record + 4 * i)
-        if i == number:
-            begin, stop = end, end + size
-        end += size
-    return (begin, stop) if end + PADDING == record + length else (0, 0)
 
 
 @njit(nogil=True, cache=True)
@@ -192,7 +166,7 @@ def unpack_frame(target: int, size: int, at: int, end: int, predictors: int) -> 
 
 
 @njit(nogil=True, cache=True)
-def _pack_frame(frame: int, size: int, out: int, predictors: int) -> int:
+def pack_frame(frame: int, size: int, out: int, predictors: int) -> int:
     """Encode a frame, and return its size."""
     n_blocks = size // BLOCK_BYTES
     at, position = out + 2 * n_blocks, np.int64(0)
@@ -219,48 +193,3 @@ def _pack_frame(frame: int, size: int, out: int, predictors: int) -> int:
         at, position = at + 4 * width, position + BLOCK_BYTES
     copy(at, frame + position, size - position)
     return at + size - position - out
-
-
-@njit(INT(_STORED_FRAMES, INTS_2D, types.uint8[::1], INTS), nogil=True, cache=True)
-def encode(records: Bytes, predictors: Indices, out: Bytes, lengths: Indices) -> int:
-    """Encode records, given as frames, to ``out``. Returns the size of all together."""
-    group, size = records.shape[1], records.shape[2]
-    begin = np.int64(address(out))
-    end = begin
-    for row in range(len(records)):
-        record = address(records) + row * group * size
-        at = end + 4 * group
-        for i in range(group):
-            length = _pack_frame(record + i * size, size, at, address(predictors))
-            store32(end + 4 * i, length)
-            at += length
-        store64(at, np.uint64(0))
-        lengths[row] = at + PADDING - end
-        if lengths[row] >= group * size:
-            lengths[row] = group * size
-            copy(end, record, group * size)
-        end += lengths[row]
-    return end - begin
-
-
-@njit(INT(STORED, INTS, INTS, FRAMES, INTS_2D), nogil=True, cache=True)
-def decode(data: Bytes, starts: Indices, lengths: Indices, out: Bytes, predictors: Indices) -> int:
-    """Decode records into ``out[i]``. Returns the number of the first invalid one, or ``len(starts)``."""
-    group, size = out.shape[1], out.shape[2]
-    for row in range(len(starts)):
-        start, length = starts[row], lengths[row]
-        if start < 0 or length < 0 or start > len(data) - length:
-            return row
-        record, target = address(data) + start, address(out) + row * group * size
-        if length == group * size:
-            copy(target, record, length)
-            continue
-        for i in range(group):
-            begin, end = packed_frame(record, length, i, group)
-            if begin == 0 or not unpack_frame(target + i * size, size, begin, end, address(predictors)):
-                return row
-    return len(starts)
-
-
-def compile_all() -> None:
-    """Nothing to do: functions with declared types are compiled when they are defined."""

@@ -35,6 +35,7 @@ from sb3_extra_buffers.codecs.memory_kernels import (
     leading_zeros,
     load8,
     load16,
+    n_equal_bytes,
     store8,
     store16,
     trailing_zeros,
@@ -52,18 +53,6 @@ _RECORDS, _TAKEN, _CHANGED = N_SOURCES, N_SOURCES + 1, N_SOURCES + 2
 _TAKEN_BY_NEXT, _CHANGED_IN_NEXT = N_SOURCES + 3, N_SOURCES + 4
 
 _header_bytes: Any = njit(header_bytes)
-
-
-@njit(nogil=True, cache=True)
-def _equal_length(first: int, second: int, length: int, limit: int) -> int:
-    """How many bytes of two places are equal, of which ``length`` are known to be."""
-    while length < limit:
-        different = ~equal_bytes(first + length, second + length)
-        if different:
-            length += trailing_zeros(different)
-            break
-        length += 64
-    return min(length, limit)
 
 
 @njit(nogil=True, cache=True)
@@ -145,7 +134,7 @@ def _encode_frame(
     :param steps: Scratch memory.
     """
     begin, first = out, steps
-    position = _equal_length(frame, base, 0, size)
+    position = n_equal_bytes(frame, base, 0, size)
     if position == size:
         return 0
     # The step that is to be written as soon as the number of its literals is known.
@@ -187,7 +176,7 @@ def _encode_frame(
                     best, best_source = ones, searched[i]
             if skip > 0 and (skip + 2 >= best or bit + skip >= 64):  # nothing is decoded faster than a skip
                 if bit + skip >= 64:
-                    skip = _equal_length(frame + at, base + at, skip, size - at)
+                    skip = n_equal_bytes(frame + at, base + at, skip, size - at)
                 out, steps = _write_step(out, steps, is_match, source, length, frame + literals, at - literals)
                 if at + skip >= size:
                     return _write_backwards(out, first, steps) - begin
@@ -198,7 +187,7 @@ def _encode_frame(
                     for i in range(n_searched):
                         if bit + _ones_from(equal[i], bit) >= 64:
                             other = (frame if searched[i] else reference) + at - distances[searched[i]]
-                            whole = _equal_length(frame + at, other, known, min(size - at, LONGEST_MATCH))
+                            whole = n_equal_bytes(frame + at, other, known, min(size - at, LONGEST_MATCH))
                             if whole > best:
                                 best, best_source = whole, searched[i]
                     best = min(best, size - at, LONGEST_MATCH)

@@ -140,7 +140,7 @@ load_int = _loading(64)
 """``load_int(address)``: a signed number of 64 bits."""
 store8, store16, store32, store64 = _storing(8), _storing(16), _storing(32), _storing(64)
 """``store(address, value)``."""
-copy32, copy64 = _copying(32), _copying(64)
+copy16, copy32, copy64 = _copying(16), _copying(32), _copying(64)
 """``copy(target, source)``: so many bytes."""
 copy_first32: Any = intrinsic(_copy_first32)
 """``copy(target, source, count)``: up to 32 bytes."""
@@ -175,6 +175,18 @@ The address is a plain integer, so that numba can cache the kernel on disk. It c
 @njit(nogil=True, cache=True)
 def address(array: npt.NDArray[Any]) -> int:
     return np.intp(array.ctypes.data)  # numba would turn sums of it and signed numbers into floats
+
+
+@njit(nogil=True, cache=True)
+def n_equal_bytes(first: int, second: int, known: int, limit: int) -> int:
+    """How many bytes of two places are equal, of which ``known`` are known to be."""
+    while known < limit:
+        different = ~equal_bytes(first + known, second + known)
+        if different:
+            known += trailing_zeros(different)
+            break
+        known += VECTOR_BYTES
+    return min(known, limit)
 
 
 @njit(nogil=True, cache=True)

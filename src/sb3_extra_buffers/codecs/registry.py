@@ -52,6 +52,7 @@ METHODS: dict[str, Entry] = {
     "lz4-block": Entry("lz4_block", "Lz4BlockCodec", "lz4", "lz4"),
     "delta": Entry("delta", "DeltaCodec"),
     "bitpack": Entry("bitpack", "BitpackCodec"),
+    "pixel-lz": Entry("pixel_lz", "PixelLzCodec"),
     "delta-zstd": Entry("delta_zstd", "DeltaZstdCodec", "zstandard", "zstd"),
     "zstd-dict": Entry("zstd_dict", "ZstdDictCodec", "zstandard", "zstd"),
 }

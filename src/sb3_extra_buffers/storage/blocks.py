@@ -157,7 +157,15 @@ def _decode(blocks: list[Any], store: BaseStore, outs: list[npt.NDArray[Any]]) -
             references.astype(np.uint32), codec.frames_per_record, np.array(block["table"]),
         )  # fmt: skip
         kernels.describe(
-            table, number, _NO_RING, *arrays, codec.distances, codec.predictors, decompress, _NO_DICTIONARIES
+            table,
+            number,
+            _NO_RING,
+            *arrays,
+            codec.distances,
+            codec.predictors,
+            codec.planes,
+            decompress,
+            _NO_DICTIONARIES,
         )
         kept.append(arrays)
 

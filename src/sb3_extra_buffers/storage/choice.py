@@ -46,8 +46,10 @@ DELTA = CodecRecipe(parse_method("delta"))
 _SHORT_CHAINS = CodecRecipe(parse_method("delta"), {"frames_per_record": 4})
 """Larger and faster to read. For frames that change a lot and are not stacked: a stack would need several of them."""
 BITPACK = CodecRecipe(parse_method("bitpack"))
-"""For images full of texture or noise."""
-_CANDIDATES = [BITPACK, CodecRecipe(parse_method("zstd-dict/3"))]
+"""For images full of noise, such as those of cameras."""
+_PIXEL_LZ = CodecRecipe(parse_method("pixel-lz"))
+"""For colour images with tiles or sprites, or flat areas."""
+_CANDIDATES = [BITPACK, _PIXEL_LZ, CodecRecipe(parse_method("zstd-dict/3"))]
 _WITHOUT_NUMBA = [CodecRecipe(parse_method(method)) for method in ("zstd/3", "lz4-frame/0", "igzip/1", "gzip/1")]
 DELTA_ZSTD = CodecRecipe(parse_method("delta-zstd"))
 _FOR_MEMORY = [DELTA_ZSTD, CodecRecipe(parse_method("delta-zstd"), {"frames_per_record": 4})]

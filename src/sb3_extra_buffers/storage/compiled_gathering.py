@@ -214,7 +214,7 @@ def _describe(kernels: Any, table: Any, number: int, frames: GatheredFrames, dec
     codec, index = frames.codec, frames.index
     kernels.describe(
         table, number, frames.ring, frames.encoded, frames.arena.data, index.starts, index.lengths, index.references,
-        codec.frames_per_record, codec.reference_frames, codec.distances, codec.predictors, decompress,
+        codec.frames_per_record, codec.reference_frames, codec.distances, codec.predictors, codec.planes, decompress,
         codec.dictionary_addresses,
     )  # fmt: skip
 

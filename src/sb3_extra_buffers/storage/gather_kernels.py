@@ -1,7 +1,7 @@
 """The kernels of :mod:`.compiled_gathering`. Import through :func:`sb3_extra_buffers.compiled.load_kernels` only.
 
-Five record formats are known: raw records, those of ``delta``, ``bitpack`` and libzstd, and those of ``delta`` that
-libzstd has compressed. How a record is decoded stands beside its codec, in the kernels of
+Six record formats are known: raw records, those of ``delta``, ``bitpack``, ``pixel-lz`` and libzstd, and those of
+``delta`` that libzstd has compressed. How a record is decoded stands beside its codec, in the kernels of
 :mod:`sb3_extra_buffers.codecs`.
 """
 
@@ -16,7 +16,6 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices, Words
-from sb3_extra_buffers.codecs.bitpack_kernels import packed_frame, unpack_frame
 from sb3_extra_buffers.codecs.delta_kernels import follow, frame_header, is_consistent, restart_before
 from sb3_extra_buffers.codecs.memory_kernels import (
     FRAMES,
@@ -31,13 +30,14 @@ from sb3_extra_buffers.codecs.memory_kernels import (
     load32,
     load_int,
 )
+from sb3_extra_buffers.codecs.packed_frames_kernels import SCRATCH_BYTES, unpack
 from sb3_extra_buffers.codecs.zstd_kernels import decompress_record
 
 _ROWS_AT_ONCE = 2
 SOURCE = np.dtype(
     [(name, np.int64) for name in ("ring_size", "data_bytes", "capacity", "n_references", "n_words", "n_dictionaries")]
     + [(name, np.int64) for name in ("group", "distances", "ring", "encoded", "data", "starts", "lengths")]
-    + [(name, np.int64) for name in ("references", "table", "predictors", "decompress", "dictionaries")]
+    + [(name, np.int64) for name in ("references", "table", "predictors", "planes", "decompress", "dictionaries")]
     + [(name, np.int64) for name in ("base", "ends_0", "ends_1")]
 )
 """What threads need to know about a frame store: sizes, and addresses of arrays."""
@@ -81,6 +81,7 @@ def _gather_run(task: Any, store: Any, row: int, begin: int, stop: int, context:
     :param scratch: The address of memory for a frame of a chain, and after it for a decompressed record.
     """
     size, group, record_bytes = task.frame_bytes, store.group, store.group * task.frame_bytes
+    is_packed = store.predictors != 0 or store.planes != 0
     lane = load_int(task.lanes + 8 * row)
     encoded, data_end = load_int(store.encoded + 8 * lane), store.data + store.data_bytes
     decompressed = scratch + 4 * store.n_words
@@ -105,7 +106,7 @@ def _gather_run(task: Any, store: Any, row: int, begin: int, stop: int, context:
                         decompressed, record_bytes,
                     )  # fmt: skip
                     start, data_end = decompressed, decompressed + record_bytes
-                if length != record_bytes and not store.predictors:
+                if length != record_bytes and not is_packed:
                     if reference >= store.n_references or not is_consistent(start, length, group, size):
                         return False
                     reference = store.table + 4 * store.n_words * reference
@@ -114,7 +115,7 @@ def _gather_run(task: Any, store: Any, row: int, begin: int, stop: int, context:
                         copy(scratch, reference, size)
             if length == record_bytes:
                 source = start + inside * size
-            elif store.predictors:
+            elif is_packed:
                 source = 0  # it is decoded to where it is wanted first
             else:
                 source = scratch
@@ -130,8 +131,9 @@ def _gather_run(task: Any, store: Any, row: int, begin: int, stop: int, context:
                 if source:
                     copy(target, source, size)
                 else:
-                    packed, packed_end = packed_frame(start, length, inside, group)
-                    if packed == 0 or not unpack_frame(target, size, packed, packed_end, store.predictors):
+                    if not unpack(
+                        target, size, start, length, inside, group, store.predictors, store.planes, scratch,
+                    ):  # fmt: skip
                         return False
                     source = target
     return True
@@ -176,7 +178,7 @@ TAKE_PART = _take_part.address
 @njit(
     types.void(
         _SOURCES, INT, FRAMES, INTS, STORED, INTS_2D, WORDS_2D, WORDS_2D, INT, WORDS_2D, INTS, INTS_2D, INT,
-        INTS,
+        INT, INTS,
     ),
     nogil=True,
     cache=True,
@@ -194,6 +196,7 @@ def describe(
     table: Words,
     distances: Indices,
     predictors: Indices,
+    planes: int,
     decompress: int,
     dictionaries: Indices,
 ) -> None:
@@ -202,6 +205,7 @@ def describe(
     :param table: The reference frames of ``delta`` records; none for other records.
     :param distances: Those of :class:`.DeltaCodec`.
     :param predictors: Those of :class:`.BitpackCodec`; none for other records.
+    :param planes: Those of :class:`.PixelLzCodec`; 0 for other records.
     :param decompress: The address of ``ZSTD_decompress_usingDDict`` if libzstd decompresses the records, otherwise 0.
     :param dictionaries: Addresses of libzstd's dictionaries, by reference.
     """
@@ -212,7 +216,7 @@ def describe(
     store.ring, store.encoded, store.data = ring.ctypes.data, encoded.ctypes.data, data.ctypes.data
     store.starts, store.lengths, store.references = starts.ctypes.data, lengths.ctypes.data, references.ctypes.data
     store.table, store.dictionaries = table.ctypes.data, dictionaries.ctypes.data
-    store.predictors = predictors.ctypes.data if len(predictors) else 0
+    store.predictors, store.planes = predictors.ctypes.data if len(predictors) else 0, planes
 
 
 @njit(INT(_SOURCES, INTS, INTS, INTS_2D, FRAMES, FRAMES, INTS, INT, INT, INT), nogil=True, cache=True)
@@ -245,7 +249,8 @@ def gather_from(
     task = tasks[0]
     task.n, task.n_batches, task.stack, task.frame_bytes = len(lanes), len(firsts), outs_0.shape[1], outs_0.shape[2]
     for store in sources:
-        task.scratch_bytes = max(task.scratch_bytes, 4 * store.n_words + store.group * task.frame_bytes)
+        most = 4 * store.n_words + store.group * task.frame_bytes + SCRATCH_BYTES
+        task.scratch_bytes = max(task.scratch_bytes, most)
     task.n_sources, task.sources = len(sources), sources.ctypes.data
     task.numbers = numbers.ctypes.data if len(numbers) else 0
     task.lanes, task.firsts = lanes.ctypes.data, firsts.ctypes.data

@@ -10,6 +10,8 @@ COUNTS = "codecs/references.py"
 DELTA_ENCODE = "codecs/delta_encode_kernels.py"
 DELTA_DECODE = "codecs/delta_kernels.py"
 BITPACK, BITPACK_KERNELS = "codecs/bitpack.py", "codecs/bitpack_kernels.py"
+PIXEL_LZ, PIXEL_LZ_KERNELS = "codecs/pixel_lz.py", "codecs/pixel_lz_kernels.py"
+PACKED_FRAMES = "codecs/packed_frames_kernels.py"
 GATHERING = "storage/gather_kernels.py"
 
 CODEC_FAULTS = [
@@ -98,9 +100,9 @@ CODEC_FAULTS = [
     ),
     Fault(
         "delta: a skip goes one byte too far",
-        DELTA_ENCODE,
-        "            length += trailing_zeros(different)\n",
-        "            length += trailing_zeros(different) + (length > 99)\n",
+        "codecs/memory_kernels.py",
+        "            known += trailing_zeros(different)\n",
+        "            known += trailing_zeros(different) + (known > 99)\n",
     ),
     Fault(
         "delta: a match is one byte too long",
@@ -158,7 +160,7 @@ CODEC_FAULTS = [
     ),
     Fault(
         "bitpack: a frame is taken from its neighbour in the record",
-        BITPACK_KERNELS,
+        PACKED_FRAMES,
         "        if i == number:",
         "        if i == number // 2 * 2:",
     ),
@@ -167,6 +169,36 @@ CODEC_FAULTS = [
         BITPACK,
         '        return {"predictors": self.predictors}',
         '        return {"predictors": self.predictors[[0, 2, 1, *range(3, N_PREDICTORS)]]}',
+    ),
+    Fault(
+        "pixel-lz: runs are decoded from two pixels before",
+        PIXEL_LZ_KERNELS,
+        'builder.icmp_signed("==", distance, ir.Constant(INTEGER, 1))',
+        'builder.icmp_signed("==", distance, ir.Constant(INTEGER, 2))',
+    ),
+    Fault(
+        "pixel-lz: short distances are copied from beyond what they have written",
+        PIXEL_LZ_KERNELS,
+        "    if 1 < distance <= LONGEST_COPY:",
+        "    if 1 < distance <= LONGEST_COPY // 2:",
+    ),
+    Fault(
+        "pixel-lz: blue literals are the green ones",
+        PIXEL_LZ_KERNELS,
+        "copy16(third + literals, at + 2 * n_literals)",
+        "copy16(third + literals, at + n_literals)",
+    ),
+    Fault(
+        "pixel-lz: the last literals of a frame are left out",
+        PIXEL_LZ_KERNELS,
+        "    if done < n_pixels:",
+        "    if done < n_pixels - 2:",
+    ),
+    Fault(
+        "pixel-lz: planes are forgotten in a file",
+        PIXEL_LZ,
+        '        return {"planes": self.planes}',
+        '        return {"planes": 1}',
     ),
     Fault(
         "gathering: a frame is copied without its last byte",

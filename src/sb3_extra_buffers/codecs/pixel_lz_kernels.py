@@ -1,0 +1,231 @@
+"""Compiled form of :mod:`.pixel_lz`. Import through :func:`sb3_extra_buffers.compiled.load_kernels` only.
+
+A decoder that asks "is there more to copy?" makes the processor guess the answer. In images, the guess is often wrong,
+which costs tens of cycles. This decoder does not ask: each step writes 16 literals and 32 copied pixels, and the next
+step overwrites those that were too many. All places are addresses.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from sb3_extra_buffers.codecs.base import Bytes, Indices
+from sb3_extra_buffers.codecs.memory_kernels import (
+    BYTE,
+    INTEGER,
+    VECTOR_BYTES,
+    address,
+    copy,
+    copy16,
+    emit_load,
+    emit_repeated,
+    emit_store,
+    load8,
+    load32,
+    load64,
+    n_equal_bytes,
+    store8,
+    store32,
+)
+from sb3_extra_buffers.codecs.pixel_lz import LONGEST_COPY, LONGEST_DISTANCE, MOST_LITERALS, STEP_BYTES
+
+_PIXELS = ir.VectorType(BYTE, LONGEST_COPY + 1)
+_HASH_BITS, _MULTIPLIER = 12, np.uint64(0x9E3779B97F4A7C15)
+_RECENT = 4
+"""How many distances are remembered."""
+_SLOW_DISTANCE = 64
+"""A copy from nearer reads bytes that have only just been written, for which a processor has to wait."""
+_PATIENCE = 6
+"""After ``2**_PATIENCE`` pixels without a copy, not every pixel is tried any more."""
+
+
+def _copy_pixels(typing_context: Any, target: Any, distance: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        target, distance = arguments
+        source = builder.sub(target, distance)
+        repeated = emit_repeated(builder, emit_load(builder, source, BYTE), _PIXELS)
+        is_run = builder.icmp_signed("==", distance, ir.Constant(INTEGER, 1))
+        emit_store(builder, builder.select(is_run, repeated, emit_load(builder, source, _PIXELS)), target)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp), generate
+
+
+copy_pixels: Any = intrinsic(_copy_pixels)
+"""``copy(target, distance)``: 32 bytes from a distance before ``target``; if that is 1, 32 times the byte before."""
+
+
+@njit(nogil=True, cache=True)
+def unpack_frame(target: int, size: int, at: int, end: int, planes: int, scratch: int) -> bool:
+    """Decode the frame from ``at`` to ``end``; false if it is corrupt.
+
+    :param scratch: Memory for the frame and :data:`.VECTOR_BYTES` more for each plane.
+    """
+    n_pixels, position = size // planes, np.int64(0)
+    # What is written too much of one plane must not hit the next one, so there is room between them.
+    second = scratch + n_pixels + VECTOR_BYTES
+    third = second + n_pixels + VECTOR_BYTES
+    while at < end:
+        end -= STEP_BYTES
+        step = load32(end)
+        n_literals, n_copied, distance = step & 15, (step >> 4) & 31, (step >> 9) & LONGEST_DISTANCE
+        literals, copied = position, position + n_literals
+        position = copied + n_copied
+        if at + planes * n_literals > end or position > n_pixels or distance > copied:
+            return False
+        if n_copied > distance and distance != 1:
+            return False
+        # First the literals of all planes: bytes that have just been written can only be copied after a while.
+        copy16(scratch + literals, at)
+        if planes == 3:
+            copy16(second + literals, at + n_literals)
+            copy16(third + literals, at + 2 * n_literals)
+        copy_pixels(scratch + copied, distance)
+        if planes == 3:
+            copy_pixels(second + copied, distance)
+            copy_pixels(third + copied, distance)
+        at += planes * n_literals
+    for plane in range(planes):
+        copy(target + plane * n_pixels, scratch + plane * (n_pixels + VECTOR_BYTES), n_pixels)
+    return at == end and position == n_pixels
+
+
+@njit(nogil=True, cache=True)
+def pack_frame(frame: int, size: int, out: int, planes: int, row: int) -> int:
+    """Encode a frame, and return its size.
+
+    :param row: Pixels from a row of an image to the next one, or 0.
+    """
+    n_pixels, shift = size // planes, 2 if planes == 3 else 0
+    pixels = _side_by_side(frame, n_pixels, planes)
+    steps = np.empty(STEP_BYTES * (n_pixels + 1) + 1, dtype=np.uint8)
+    tables = np.full((2, 1 << _HASH_BITS), -1, dtype=np.int32)
+    recent = np.zeros(1 + _RECENT, dtype=np.int64)
+    recent[0] = row
+    shortest = 2 if planes == 3 else 4  # what takes more bytes than a step
+    end, last_step = out, address(steps)
+    place, done = 0, 0
+    while place < n_pixels:
+        length, distance = _find(address(pixels), n_pixels, shift, place, tables, recent)
+        if length < shortest:
+            place += 1 + ((place - done) >> _PATIENCE)
+            continue
+        last_step, end = _add_steps(last_step, end, frame + done, n_pixels, planes, place - done, length, distance)
+        _remember(recent, distance)
+        place += length
+        done = place
+    if done < n_pixels:
+        last_step, end = _add_steps(last_step, end, frame + done, n_pixels, planes, n_pixels - done, 0, 0)
+    while last_step > address(steps):
+        last_step -= STEP_BYTES
+        for byte in range(STEP_BYTES):
+            store8(end + byte, load8(last_step + byte))
+        end += STEP_BYTES
+    return end - out
+
+
+@njit(nogil=True, cache=True)
+def _add_steps(
+    steps: int, out: int, literals: int, n_pixels: int, planes: int, n_literals: int, n_copied: int, distance: int
+) -> tuple[int, int]:
+    """Write some literals to ``out``, and steps for them and for the copy after them to ``steps``.
+
+    Returns where the next ones go.
+    """
+    while n_literals > 0 or n_copied > 0:
+        some = min(n_literals, MOST_LITERALS)
+        for plane in range(planes):
+            for i in range(some):
+                store8(out + i, load8(literals + plane * n_pixels + i))
+            out += some
+        literals, n_literals = literals + some, n_literals - some
+        if n_literals > 0:
+            store32(steps, some)
+        else:
+            copied = min(n_copied, LONGEST_COPY)
+            store32(steps, some | copied << 4 | distance << 9)
+            n_copied -= copied
+        steps += STEP_BYTES
+    return steps, out
+
+
+@njit(nogil=True, cache=True)
+def _side_by_side(frame: int, n_pixels: int, planes: int) -> Bytes:
+    """The pixels of a frame, and zeros after them. Those of RGB images have 4 bytes each: red, green, blue, 0."""
+    size = 4 * n_pixels if planes == 3 else n_pixels
+    pixels = np.empty(size + 2 * VECTOR_BYTES, dtype=np.uint8)
+    pixels[size:] = 0
+    if planes == 1:
+        copy(address(pixels), frame, n_pixels)
+        return pixels
+    for i in range(n_pixels):
+        green, blue = load8(frame + n_pixels + i), load8(frame + 2 * n_pixels + i)
+        store32(address(pixels) + 4 * i, load8(frame + i) | green << 8 | blue << 16)
+    return pixels
+
+
+@njit(nogil=True, cache=True)
+def _find(pixels: int, n_pixels: int, shift: int, place: int, tables: Any, recent: Indices) -> tuple[int, int]:
+    """The length and the distance of the best copy that can be made at a place; the length is 0 if there is none.
+
+    Tried are the previous pixel, the row above, the distances that were used last, and two places: where the next few
+    pixels were met first, and where the next few more were met last.
+    """
+    best = _better(pixels, n_pixels, shift, place, 1, (0, 0))
+    for i in range(len(recent)):
+        best = _better(pixels, n_pixels, shift, place, recent[i], best)
+    here = pixels + (place << shift)
+    if shift:
+        few, more = load64(here), load64(here) ^ load64(here + 4) * _MULTIPLIER  # two or three colours
+    else:
+        few, more = np.uint64(load32(here)), load64(here)  # four or eight bytes
+    first, last = _hash(few), _hash(more)
+    before = tables[0, first]
+    known = pixels + (before << shift)
+    # Copies from far away are decoded faster, so the first place is kept, unless it only has the same hash.
+    if before < 0 or (load64(known) if shift else np.uint64(load32(known))) != few:
+        tables[0, first] = place
+    if before >= 0:
+        best = _better(pixels, n_pixels, shift, place, place - before, best)
+    before = tables[1, last]
+    tables[1, last] = place
+    if before >= 0:
+        best = _better(pixels, n_pixels, shift, place, place - before, best)
+    return best
+
+
+@njit(nogil=True, cache=True)
+def _hash(value: int) -> int:
+    return (np.uint64(value) * _MULTIPLIER) >> np.uint64(64 - _HASH_BITS)
+
+
+@njit(nogil=True, cache=True)
+def _better(
+    pixels: int, n_pixels: int, shift: int, place: int, distance: int, best: tuple[int, int]
+) -> tuple[int, int]:
+    """The better one of two copies: that from a distance, or ``best``."""
+    if distance <= 0 or distance > min(place, LONGEST_DISTANCE):
+        return best
+    here = pixels + (place << shift)
+    length = n_equal_bytes(here, here - (distance << shift), 0, (n_pixels - place) << shift) >> shift
+    if 1 < distance <= LONGEST_COPY:
+        length = min(length, distance)
+    is_longer = length - (distance < _SLOW_DISTANCE) > best[0] - (best[1] < _SLOW_DISTANCE)
+    return (length, distance) if is_longer else best
+
+
+@njit(nogil=True, cache=True)
+def _remember(recent: Indices, distance: int) -> None:
+    """Move a distance to the front of those that were used last."""
+    at = 1
+    while at < _RECENT and recent[at] != distance:
+        at += 1
+    while at > 1:
+        recent[at] = recent[at - 1]
+        at -= 1
+    recent[1] = distance
