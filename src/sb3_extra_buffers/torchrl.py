@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch as th
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map
 
 from sb3_extra_buffers.codecs.availability import require
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
 from sb3_extra_buffers.persistence import container
 from sb3_extra_buffers.persistence.container import Container
 from sb3_extra_buffers.persistence.files import as_corrupt, flat
-from sb3_extra_buffers.state import SavedState, State, decode_dtype
+from sb3_extra_buffers.state import SavedState, decode_dtype
 from sb3_extra_buffers.storage.config import FrameStack, Preference, StorageConfig
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 from sb3_extra_buffers.storage.observation_tensor import ObservationTensor, TensorColumns, decode, deferred_decoding
@@ -47,10 +47,27 @@ class _Checkpointer(StorageCheckpointerBase):  # type: ignore[misc]  # TorchRL h
     """What ``dumps()`` and ``loads()`` of TorchRL's buffers call."""
 
     def dumps(self, storage: CompressedStorage, path: str | Path) -> None:
-        storage._dump(Path(path))
+        path = Path(path)
+        if not storage.initialized:
+            raise RuntimeError("Cannot save a storage that nothing was written to.")
+        if self._save_hooks:
+            raise NotImplementedError("CompressedStorage does not support save hooks: register none.")
+        path.mkdir(parents=True, exist_ok=True)
+        storage._dense().memmap(path / _DENSE, copy_existing=True)
+        container.write(path / _COMPRESSED, *storage._packed())
 
     def loads(self, storage: CompressedStorage, path: str | Path) -> None:
-        storage._load(Path(path))
+        path = Path(path)
+        if (path / _COMPRESSED).exists():
+            with Container.open(path / _COMPRESSED) as file, as_corrupt(path):
+                storage._restore(TensorDict.load_memmap(path / _DENSE).clone(), file)
+                storage._len = SavedState(file, file.meta["state"]).integer("len", 0, storage.max_size)
+            return
+        saved = json.loads((path / "storage_metadata.json").read_text())  # what LazyTensorStorage writes
+        if saved["is_pytree"]:
+            raise NotImplementedError(f"{path} holds no TensorDict, and CompressedStorage loads nothing else.")
+        storage._convert(TensorDict.load_memmap(path), saved["len"])
+        storage._len = saved["len"]
 
 
 class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
@@ -146,8 +163,7 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
             for (key, _), values in zip(entries, decode([entry for _, entry in entries]), strict=True):
                 found.set(key, values)
             return found
-        leaves, structure = tree_flatten(found)
-        return tree_unflatten([_decoded(leaf) for leaf in leaves], structure)
+        return tree_map(_decoded, found)
 
     def _leaves(self) -> Iterator[Any]:
         if self.initialized and is_tensor_collection(self._storage):
@@ -158,22 +174,27 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
 
     def _init(self, data: Any) -> None:
         is_td = is_tensor_collection(data)
-        lead = (data if is_td else tree_leaves(data)[0]).shape[: self.ndim - 1]
-        n_rows = -(-self.max_size // lead.numel())
+        inner = (data if is_td else tree_leaves(data)[0]).shape[: self.ndim - 1]
+        n_rows = -(-self.max_size // inner.numel())
+        lead = (n_rows, *inner)
+        if self._wanted is not None and not is_td:
+            raise ConfigurationError(f"keys={self._wanted} needs data in TensorDicts, not in a {type(data).__name__}.")
+        self._compressed = []
+        storage: Any
         if is_td:
             keys = self._image_keys(data)
             data, given = data.clone(recurse=False), data
             for key in keys:
                 data.set(key, th.empty(data.shape, dtype=th.bool))  # keeps the order of entries
             storage = th.empty_like(data.to("cpu").expand(n_rows, *data.shape))
-            self._attach(storage, self._groups(given, keys), (n_rows, *lead))
-        elif self._wanted is not None:
-            raise ConfigurationError(f"keys={self._wanted} needs data in TensorDicts, not in a {type(data).__name__}.")
+            for group in _groups(given, keys):
+                columns = self._new_columns(group, *self._shape_and_dtype(given.get(group[0])), lead)
+                for number, key in enumerate(group):
+                    storage.set(key, columns.column(number, lead))
         else:
-            self._compressed = []
-            storage = tree_map(lambda leaf: self._column_or_tensor(leaf, (n_rows, *lead)), data)
+            storage = tree_map(lambda leaf: self._column_or_tensor(leaf, lead), data)
         self._storage = storage
-        self.max_size = n_rows * lead.numel()
+        self.max_size = math.prod(lead)
         self.initialized = True
 
     def _image_keys(self, data: Any) -> list[Key]:
@@ -198,31 +219,14 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
         is_large = row[(0,) * (self.ndim - 1)].nbytes >= _SMALLEST_IMAGE
         return is_large and row.dtype in _DTYPES and n_dims >= (2 if row.dtype == th.uint8 else 3)
 
-    def _groups(self, data: Any, keys: list[Key]) -> list[tuple[list[Key], th.Tensor]]:
-        """The keys that share a store, each with a row: a key and its next one, if they are alike."""
-        groups = []
-        for key in keys:
-            before = key[1:] if key[:1] == ("next",) else None
-            if before in keys and _is_alike(data.get(before), data.get(key)):
-                continue
-            following = ("next", *key)
-            pair = following in keys and _is_alike(data.get(key), data.get(following))
-            groups.append(([key, following] if pair else [key], data.get(key)))
-        return groups
-
-    def _attach(self, storage: Any, groups: list[tuple[list[Key], th.Tensor]], lead: tuple[int, ...]) -> None:
-        """Add empty columns to a TensorDict."""
-        self._compressed = []
-        for keys, row in groups:
-            columns = self._new_columns(keys, tuple(row.shape[self.ndim - 1 :]), _numpy_dtype(row), lead)
-            for number, key in enumerate(keys):
-                storage.set(key, columns.column(number, lead))
-
     def _column_or_tensor(self, row: th.Tensor, lead: tuple[int, ...]) -> th.Tensor:
         if not self._is_image(row):
             return th.empty(lead[:1] + row.shape, dtype=row.dtype)
-        shape = tuple(row.shape[self.ndim - 1 :])
-        return self._new_columns([()], shape, _numpy_dtype(row), lead).column(0, lead)
+        return self._new_columns([()], *self._shape_and_dtype(row), lead).column(0, lead)
+
+    def _shape_and_dtype(self, row: th.Tensor) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Those of a single observation, for NumPy."""
+        return tuple(row.shape[self.ndim - 1 :]), th.empty(0, dtype=row.dtype).numpy().dtype
 
     def _new_columns(
         self, keys: list[Key], shape: tuple[int, ...], dtype: np.dtype[Any], lead: tuple[int, ...]
@@ -276,27 +280,6 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
         self._len = length
         self._bump_mutation_revision()
 
-    def _dump(self, path: Path) -> None:
-        if not self.initialized:
-            raise RuntimeError("Cannot save a storage that nothing was written to.")
-        if self.checkpointer._save_hooks:
-            raise NotImplementedError("CompressedStorage does not support save hooks: register none.")
-        path.mkdir(parents=True, exist_ok=True)
-        self._dense().memmap(path / _DENSE, copy_existing=True)
-        container.write(path / _COMPRESSED, *self._packed())
-
-    def _load(self, path: Path) -> None:
-        if (path / _COMPRESSED).exists():
-            with Container.open(path / _COMPRESSED) as file, as_corrupt(path):
-                self._restore(TensorDict.load_memmap(path / _DENSE).clone(), file)
-                self._len = SavedState(file, file.meta["state"]).integer("len", 0, self.max_size)
-            return
-        saved = json.loads((path / "storage_metadata.json").read_text())  # what LazyTensorStorage writes
-        if saved["is_pytree"]:
-            raise NotImplementedError(f"{path} holds no TensorDict, and CompressedStorage loads nothing else.")
-        self._convert(TensorDict.load_memmap(path), saved["len"])
-        self._len = saved["len"]
-
     def _dense(self) -> Any:
         """All entries that are not compressed, as a TensorDict."""
         if is_tensor_collection(self._storage):
@@ -309,18 +292,17 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
 
     def _packed(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """All compressed entries, for a container."""
-        stores = {str(i): self._group_state(*group) for i, group in enumerate(self._compressed)}
+        stores = {
+            str(i): {
+                "keys": [list(key) for key in keys],
+                "shape": list(columns.store.shape),
+                "dtype": columns.store.dtype.str,
+                "store": columns.store.state(),
+            }
+            for i, (keys, columns) in enumerate(self._compressed)
+        }
         plain, arrays = flat({"len": self._len, "lead": list(self._total_shape), "stores": stores})
         return {"class": type(self).__name__, "state": plain}, arrays
-
-    def _group_state(self, keys: list[Key], columns: TensorColumns) -> State:
-        store = columns.store
-        return {
-            "keys": [list(key) for key in keys],
-            "shape": list(store.shape),
-            "dtype": store.dtype.str,
-            "store": store.state(),
-        }
 
     def _restore(self, dense: Any, file: Container) -> None:
         state = SavedState(file, file.meta["state"])
@@ -364,13 +346,19 @@ def _is_view(index: Any) -> bool:
     return has_slice and all(part is None or part is Ellipsis or isinstance(part, slice | int) for part in parts)
 
 
+def _groups(data: Any, keys: list[Key]) -> list[list[Key]]:
+    """The keys that share a store: a key and its next one, if they are alike."""
+    groups: dict[Key, list[Key]] = {}
+    for key in keys:
+        before = key[1:]
+        is_pair = key[0] == "next" and before in keys and _is_alike(data.get(before), data.get(key))
+        groups.setdefault(before if is_pair else key, []).append(key)
+    return [sorted(group, key=len) for group in groups.values()]
+
+
 def _is_alike(row: th.Tensor, other: th.Tensor) -> bool:
     return row.shape == other.shape and row.dtype == other.dtype
 
 
 def _decoded(leaf: Any) -> Any:
     return leaf.decoded() if isinstance(leaf, ObservationTensor) else leaf
-
-
-def _numpy_dtype(row: th.Tensor) -> np.dtype[Any]:
-    return th.empty(0, dtype=row.dtype).numpy().dtype
