@@ -100,7 +100,7 @@ class ShardedReplayBuffer(ReplayBuffer):
         for name, number in {"shards": shards, "parts": parts, "prefetch": prefetch}.items():
             if number < 1:
                 raise ConfigurationError(f"{name} must be at least 1, not {number}.")
-        self.part_class = _part_class(buffer_class, observation_space)
+        self.part_class = default_part_class(observation_space) if buffer_class is None else _checked(buffer_class)
         if is_remote and options.get("storage", "memory") != "memory":
             raise ConfigurationError("With placement='shards', leave out storage: pass a path to keep shards on disk.")
         if not is_remote and path is not None:
@@ -229,8 +229,7 @@ class ShardedReplayBuffer(ReplayBuffer):
             self.parts[part].add(*step)
             return
         if part not in self._added:
-            is_dict = isinstance(self.observation_space, spaces.Dict)
-            cls = CompressedDictReplayBuffer if is_dict else CompressedReplayBuffer
+            cls = default_part_class(self.observation_space)
             names = ("observation_space", "action_space", "n_envs", "optimize_memory_usage")
             arguments = {name: self._arguments[name] for name in (*names, "handle_timeout_termination")}
             self._added[part] = cls(2 * _ADDED_STEPS * self.n_envs, **arguments, device="cpu")
@@ -373,12 +372,11 @@ class ShardedReplayBuffer(ReplayBuffer):
             part.progress_remaining = value
 
 
-def _part_class(
-    buffer_class: type[CompressedReplayBuffer] | None, observation_space: spaces.Space[Any]
-) -> type[CompressedReplayBuffer]:
-    if buffer_class is None:
-        is_dict = isinstance(observation_space, spaces.Dict)
-        return CompressedDictReplayBuffer if is_dict else CompressedReplayBuffer
+def default_part_class(observation_space: spaces.Space[Any]) -> type[CompressedReplayBuffer]:
+    return CompressedDictReplayBuffer if isinstance(observation_space, spaces.Dict) else CompressedReplayBuffer
+
+
+def _checked(buffer_class: type[CompressedReplayBuffer]) -> type[CompressedReplayBuffer]:
     without = (CompressedHerReplayBuffer, CompressedSequenceReplayBuffer)
     if CompressedReplayBuffer not in buffer_class.__mro__ or any(cls in buffer_class.__mro__ for cls in without):
         raise ConfigurationError(

@@ -30,6 +30,8 @@ _DEFAULTS: dict[str, Any] = {
     "in_process": False,
 }
 _OF_LEARNER = ("policy", "env", "collectors", "ray", "_init_setup_model")
+_OF_BUFFER = ("optimize_memory_usage", "n_steps")
+"""Arguments that collectors do not have from the learner, because their buffers are others."""
 
 
 class Learner(BaseAlgorithm):
@@ -116,10 +118,12 @@ class Learner(BaseAlgorithm):
             raise ArgumentError(f"algorithm_kwargs: {self._algorithm.__name__} has no argument {min(unknown)!r}.")
         return different
 
-    def _start_intake(self, buffer: Any, plan: CollectorPlan, ahead: int) -> Intake:
+    def _start_intake(self, buffer: Any, arguments: dict[str, Any], n_steps: int, ahead: int) -> Intake:
         """Start the collectors.
 
         :param buffer: Where segments go: ``buffer.parts`` has one part for each collector.
+        :param arguments: Of the collectors' algorithms, where they differ from those given to the learner.
+        :param n_steps: Of a segment or rollout.
         """
         assert self.collectors is not None
         transport: Transport
@@ -129,6 +133,15 @@ class Learner(BaseAlgorithm):
             from sb3_extra_buffers.distributed.ray_transport import RayTransport
 
             transport = RayTransport(self.ray, self.collectors["actor_options"])
+        inherited = {name: value for name, value in self._collector_arguments.items() if name not in _OF_BUFFER}
+        plan = CollectorPlan(
+            self._algorithm,
+            {**inherited, **arguments},
+            self._different_arguments(),
+            self.collectors["make_env"],
+            self.collectors["envs"],
+            n_steps,
+        )
         self._intake = intake = Intake(transport, buffer, self.seed, ahead, self._collector_starts)
         self.collector_statistics = intake.statistics
         intake.start(plan)

@@ -17,9 +17,8 @@ from sb3_extra_buffers.compressed.prioritized_buffer import (
     CompressedPrioritizedReplayBuffer,
 )
 from sb3_extra_buffers.compressed.prioritized_dqn import PrioritizedDQN
-from sb3_extra_buffers.compressed.replay_buffer import CompressedDictReplayBuffer, CompressedReplayBuffer
-from sb3_extra_buffers.distributed.buffer import ShardedReplayBuffer
-from sb3_extra_buffers.distributed.collector import CollectorPlan, weights_of
+from sb3_extra_buffers.distributed.buffer import ShardedReplayBuffer, default_part_class
+from sb3_extra_buffers.distributed.collector import weights_of
 from sb3_extra_buffers.distributed.learner import Learner
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
 
@@ -52,44 +51,26 @@ class OffPolicyLearner(Learner, OffPolicyAlgorithm):
                 self.replay_buffer_kwargs.setdefault("ray", self.ray)
         super()._setup_model()
 
-    def _plan(self) -> CollectorPlan:
-        assert self.collectors is not None
-        of_buffer = ("buffer_size", "replay_buffer_class", "replay_buffer_kwargs", "optimize_memory_usage", "n_steps")
-        arguments = {
-            **{name: value for name, value in self._collector_arguments.items() if name not in of_buffer},
-            "buffer_size": 2 * self.collectors["segment_steps"] * self.collectors["envs"],
-            "replay_buffer_class": self._collector_buffer_class(),
-            "replay_buffer_kwargs": {**self._priority_options(), **(self.collectors["buffer_kwargs"] or {})},
-            "learning_starts": self.learning_starts,
-        }
-        return CollectorPlan(
-            self._algorithm,
-            arguments,
-            self._different_arguments(),
-            self.collectors["make_env"],
-            self.collectors["envs"],
-            self.collectors["segment_steps"],
-        )
-
-    def _has_priorities(self) -> bool:
-        buffer_class = self.replay_buffer_kwargs.get("buffer_class", ReplayBuffer)
-        return issubclass(buffer_class, CompressedPrioritizedReplayBuffer)
-
     def _prioritized_class(self) -> type[CompressedPrioritizedReplayBuffer]:
         is_dict = isinstance(self.observation_space, spaces.Dict)
         return CompressedDictPrioritizedReplayBuffer if is_dict else CompressedPrioritizedReplayBuffer
 
-    def _collector_buffer_class(self) -> type[CompressedReplayBuffer]:
-        """The simplest class with which the algorithm can be created."""
-        if self._has_priorities():
-            return self._prioritized_class()
-        is_dict = isinstance(self.observation_space, spaces.Dict)
-        return CompressedDictReplayBuffer if is_dict else CompressedReplayBuffer
-
-    def _priority_options(self) -> dict[str, Any]:
-        """What collectors need to compute the first priorities of their transitions."""
-        names = ("alpha", "epsilon", "n_steps", "gamma") if self._has_priorities() else ()
-        return {name: value for name, value in self.replay_buffer_kwargs.items() if name in names}
+    def _collector_options(self) -> dict[str, Any]:
+        """The arguments of the algorithm that all collectors have instead of the learner's."""
+        assert self.collectors is not None
+        options = self.replay_buffer_kwargs
+        names: tuple[str, ...] = ()
+        buffer_class = default_part_class(self.observation_space)  # the simplest one that the algorithm can have
+        if issubclass(options.get("buffer_class", ReplayBuffer), CompressedPrioritizedReplayBuffer):
+            buffer_class = self._prioritized_class()
+            names = ("alpha", "epsilon", "n_steps", "gamma")  # for the first priorities of transitions
+        given = {name: options[name] for name in names if name in options}
+        return {
+            "buffer_size": 2 * self.collectors["segment_steps"] * self.collectors["envs"],
+            "replay_buffer_class": buffer_class,
+            "replay_buffer_kwargs": {**given, **(self.collectors["buffer_kwargs"] or {})},
+            "learning_starts": self.learning_starts,
+        }
 
     def collect_rollouts(
         self,
@@ -107,7 +88,9 @@ class OffPolicyLearner(Learner, OffPolicyAlgorithm):
             )
         self.policy.set_training_mode(False)
         is_new = self._intake is None
-        intake = self._intake or self._start_intake(replay_buffer, self._plan(), self.collectors["ahead"])
+        intake = self._intake or self._start_intake(
+            replay_buffer, self._collector_options(), self.collectors["segment_steps"], self.collectors["ahead"]
+        )
         if is_new or self._n_updates - self._published_at >= self.collectors["sync_every"]:
             intake.publish(weights_of(self))
             self._published_at = self._n_updates

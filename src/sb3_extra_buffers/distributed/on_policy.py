@@ -11,8 +11,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_extra_buffers.compressed.rollout_buffer import CompressedDictRolloutBuffer, CompressedRolloutBuffer
-from sb3_extra_buffers.distributed.collector import CollectorPlan, weights_of
+from sb3_extra_buffers.distributed.collector import weights_of
 from sb3_extra_buffers.distributed.intake import joined
 from sb3_extra_buffers.distributed.learner import Learner
 from sb3_extra_buffers.distributed.rollouts import ShardedDictRolloutBuffer, ShardedRolloutBuffer
@@ -24,6 +23,7 @@ _BATCH_WARNING = "You have specified a mini-batch size"
 class OnPolicyLearner(Learner, OnPolicyAlgorithm):
     """What ``distributed()`` adds to an on-policy algorithm."""
 
+    rollout_buffer_class: Any
     _unused_options: ClassVar[tuple[str, ...]] = ("segment_steps", "ahead", "samples_per_insert", "sync_every")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -45,9 +45,9 @@ class OnPolicyLearner(Learner, OnPolicyAlgorithm):
             self._refuse_normalization()
             is_dict = isinstance(self.observation_space, spaces.Dict)
             sharded = ShardedDictRolloutBuffer if is_dict else ShardedRolloutBuffer
-            if self.rollout_buffer_class not in (None, _collector_buffer_class(is_dict), sharded):
+            if self.rollout_buffer_class not in (None, sharded.part_class, sharded):
                 raise ConfigurationError(
-                    f"Collectors send rollouts of {_collector_buffer_class(is_dict).__name__}: pass it as "
+                    f"Collectors send rollouts of {sharded.part_class.__name__}: pass it as "
                     f"rollout_buffer_class, or nothing, not {self.rollout_buffer_class.__name__}."
                 )
             self.rollout_buffer_class = sharded
@@ -55,23 +55,21 @@ class OnPolicyLearner(Learner, OnPolicyAlgorithm):
             self.rollout_buffer_kwargs = {**self.rollout_buffer_kwargs, "parts": self.collectors["n"]}
         super()._setup_model()
 
-    def _plan(self) -> CollectorPlan:
+    def _collector_options(self) -> dict[str, Any]:
+        """The arguments of the algorithm that all collectors have instead of the learner's."""
         assert self.collectors is not None
         options = {name: value for name, value in self.rollout_buffer_kwargs.items() if name != "parts"}
-        arguments = {
-            **self._collector_arguments,
+        return {
             "n_steps": self.n_steps,
-            "rollout_buffer_class": _collector_buffer_class(isinstance(self.observation_space, spaces.Dict)),
+            "rollout_buffer_class": self.rollout_buffer_class.part_class,
             "rollout_buffer_kwargs": {**options, **(self.collectors["buffer_kwargs"] or {})},
         }
-        make_env, n_envs = self.collectors["make_env"], self.collectors["envs"]
-        return CollectorPlan(self._algorithm, arguments, self._different_arguments(), make_env, n_envs, self.n_steps)
 
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, rollout_buffer: Any, n_rollout_steps: int) -> bool:
         if self.collectors is None:
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
         self.policy.set_training_mode(False)
-        intake = self._intake or self._start_intake(rollout_buffer, self._plan(), ahead=1)
+        intake = self._intake or self._start_intake(rollout_buffer, self._collector_options(), self.n_steps, ahead=1)
         intake.publish(weights_of(self))
         rollout_buffer.reset()
         callback.on_rollout_start()
@@ -95,7 +93,3 @@ class OnPolicyLearner(Learner, OnPolicyAlgorithm):
     def dump_logs(self, iteration: int = 0) -> None:
         self._record_collectors()
         super().dump_logs(iteration)
-
-
-def _collector_buffer_class(is_dict: bool) -> type[CompressedRolloutBuffer]:
-    return CompressedDictRolloutBuffer if is_dict else CompressedRolloutBuffer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,8 @@ class ShardedRolloutBuffer(RolloutBuffer):
     :param options: Further arguments of the parts' class, ``CompressedRolloutBuffer`` or its variant for Dict spaces.
     """
 
+    part_class: ClassVar[type[CompressedRolloutBuffer]] = CompressedRolloutBuffer
+
     def __init__(
         self,
         buffer_size: int,
@@ -41,10 +43,8 @@ class ShardedRolloutBuffer(RolloutBuffer):
         parts: int = 1,
         **options: Any,
     ) -> None:
-        is_dict = isinstance(observation_space, spaces.Dict)
-        part_class = CompressedDictRolloutBuffer if is_dict else CompressedRolloutBuffer
         given = (buffer_size, observation_space, action_space, device, gae_lambda, gamma)
-        self.parts = [part_class(*given, n_envs // parts, **options) for _ in range(parts)]
+        self.parts = [self.part_class(*given, n_envs // parts, **options) for _ in range(parts)]
         super().__init__(*given, n_envs)
 
     def reset(self) -> None:
@@ -85,6 +85,8 @@ class ShardedRolloutBuffer(RolloutBuffer):
 
 class ShardedDictRolloutBuffer(ShardedRolloutBuffer, DictRolloutBuffer):
     """The same for Dict observation spaces."""
+
+    part_class = CompressedDictRolloutBuffer
 
 
 class _JoinedObservations:
