@@ -19,24 +19,21 @@ from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.compressed.her_buffer import CompressedHerReplayBuffer
 from sb3_extra_buffers.compressed.priorities import absolute_errors
 from sb3_extra_buffers.compressed.prioritized_buffer import PrioritizedReplayBufferSamples
-from sb3_extra_buffers.compressed.replay_buffer import CompressedDictReplayBuffer, CompressedReplayBuffer
+from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
 from sb3_extra_buffers.compressed.segments import SegmentInfo
 from sb3_extra_buffers.compressed.sequence_buffer import CompressedSequenceReplayBuffer
 from sb3_extra_buffers.distributed.manifest import load_parts, save_parts
-from sb3_extra_buffers.distributed.parts import Parts, Places, draw_uniformly
+from sb3_extra_buffers.distributed.parts import Parts, Places, default_part_class, draw_uniformly, numbers_and_places
 from sb3_extra_buffers.distributed.remote import Shards
 from sb3_extra_buffers.distributed.shard import ShardPlan
 from sb3_extra_buffers.distributed.shard_transport import LocalShards, ShardTransport
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
-from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.storage.outputs import OutputPool
 from sb3_extra_buffers.storage.usage import MemoryUsage
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_ADDED_STEPS = 32
-"""Steps passed to ``add`` that are collected before they are sent to their shard."""
 _OTHER_BATCHES = 4
 """The number of batches that the learner has memory for, besides those requested ahead."""
 
@@ -158,11 +155,9 @@ class ShardedReplayBuffer(ReplayBuffer):
         n_envs = self._arguments["n_envs"]
         template = self.part_class(**{**self._arguments, "buffer_size": n_envs}, device=device)
         n_slots = max(self._arguments["buffer_size"] // n_envs, 1)
-        self._shards = Shards(transport, plans, template, n_slots, template.device, prefetch, on_loss)
+        self._shards = Shards(transport, plans, template, n_slots, prefetch, on_loss)
         weakref.finalize(self, self._shards.stop)
         self._template, self.parts = template, list(self._shards.parts)
-        self._added: dict[int, CompressedReplayBuffer] = {}
-        """Small buffers of steps that were added but not sent yet."""
         self._describe()
 
     def _use(self, parts: list[Any]) -> None:
@@ -174,6 +169,8 @@ class ShardedReplayBuffer(ReplayBuffer):
     def _describe(self) -> None:
         self.obs_shape, self.action_dim = self._template.obs_shape, self._template.action_dim
         self.buffer_size = sum(part.buffer_size for part in self.parts)
+        self._stride = self.parts[0].buffer_size * self._template.n_envs
+        """The distance between the indices of two parts in a batch: the transitions of a part."""
 
     @property
     def device(self) -> th.device:
@@ -225,26 +222,11 @@ class ShardedReplayBuffer(ReplayBuffer):
 
     def add(self, *step: Any, part: int = 0) -> None:
         """Add a step of all environments of one part."""
-        if self._shards is None:
-            self.parts[part].add(*step)
-            return
-        if part not in self._added:
-            cls = default_part_class(self.observation_space)
-            names = ("observation_space", "action_space", "n_envs", "optimize_memory_usage")
-            arguments = {name: self._arguments[name] for name in (*names, "handle_timeout_termination")}
-            self._added[part] = cls(2 * _ADDED_STEPS * self.n_envs, **arguments, device="cpu")
-        self._added[part].add(*step)
-        if self._added[part]._n_unsent() >= _ADDED_STEPS:
-            self._send_added()
+        self.parts[part].add(*step)
 
     def _send_added(self) -> None:
-        """Send added steps to their shards."""
         if self._shards is not None:
-            for part, added in self._added.items():
-                if added._n_unsent():
-                    self._shards.wait_for_room(part)
-                    with uninterrupted():  # so that every exported segment is sent
-                        self.parts[part].ingest_segment(added.export_segment())
+            self._shards.send_added()
 
     def ingest_segment(self, data: bytes | npt.NDArray[np.uint8], part: int = 0) -> SegmentInfo:
         """Append a segment to a part; see :meth:`.CompressedReplayBuffer.ingest_segment`."""
@@ -253,7 +235,6 @@ class ShardedReplayBuffer(ReplayBuffer):
 
     def reset(self) -> None:
         if self._shards is not None:
-            self._send_added()
             self._shards.reset()
             return
         for part in self.parts:
@@ -270,7 +251,6 @@ class ShardedReplayBuffer(ReplayBuffer):
     def close(self) -> None:
         """Stop the shards. Shards on disk flush first."""
         if self._shards is not None and not self._shards.is_closed:
-            self._send_added()
             self._shards.close()
 
     @property
@@ -308,7 +288,6 @@ class ShardedReplayBuffer(ReplayBuffer):
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         """A batch over all parts, drawn uniformly or by priority."""
         if self._shards is not None:
-            self._send_added()
             return self._shards.sample(batch_size, env)
         if len(self.parts) == 1:
             return self.parts[0].sample(batch_size, env)
@@ -324,15 +303,7 @@ class ShardedReplayBuffer(ReplayBuffer):
             raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
         numbers, found = trees.find((np.arange(batch_size) + np.random.random_sample(batch_size)) * total / batch_size)
         samples = self._joined.sample(Places(numbers, *np.divmod(found, self.n_envs)), env)
-        priorities = trees.get(numbers, found)
-        weights = (priorities.min(initial=np.inf) / priorities) ** self.beta
-        weights_tensor = self.parts[0].to_torch(weights.astype(np.float32).reshape(-1, 1))
-        return PrioritizedReplayBufferSamples._make([*samples, weights_tensor, found + numbers * self._stride])
-
-    @property
-    def _stride(self) -> int:
-        """The distance between the indices of two parts in a batch: the transitions of a part."""
-        return int(self.parts[0].buffer_size * self.n_envs)
+        return self._joined.weighted(samples, trees.get(numbers, found), found + numbers * self._stride)
 
     def update_priorities(self, indices: Indices, td_errors: th.Tensor | npt.ArrayLike) -> None:
         """Set the priorities of a batch's transitions from their TD errors."""
@@ -346,11 +317,7 @@ class ShardedReplayBuffer(ReplayBuffer):
         if self._shards is not None:
             self._shards.update(indices, errors)
             return
-        numbers, own = np.divmod(indices, self._stride)
-        if len(indices) and not 0 <= numbers.min() <= numbers.max() < len(self.parts):
-            raise IndexError(
-                f"There are {len(self.parts)} parts, but indices of part {numbers.min()} or {numbers.max()}."
-            )
+        numbers, own = numbers_and_places(indices, self._stride, len(self.parts))
         priorities = errors + first.epsilon
         with first._lock.held:
             largest = max(float(priorities.max(initial=0.0)), *(part.max_priority for part in self.parts))
@@ -370,10 +337,6 @@ class ShardedReplayBuffer(ReplayBuffer):
     def progress_remaining(self, value: float) -> None:
         for part in [self._template] if self._shards is not None else self.parts:
             part.progress_remaining = value
-
-
-def default_part_class(observation_space: spaces.Space[Any]) -> type[CompressedReplayBuffer]:
-    return CompressedDictReplayBuffer if isinstance(observation_space, spaces.Dict) else CompressedReplayBuffer
 
 
 def _checked(buffer_class: type[CompressedReplayBuffer]) -> type[CompressedReplayBuffer]:

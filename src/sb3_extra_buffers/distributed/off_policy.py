@@ -17,9 +17,10 @@ from sb3_extra_buffers.compressed.prioritized_buffer import (
     CompressedPrioritizedReplayBuffer,
 )
 from sb3_extra_buffers.compressed.prioritized_dqn import PrioritizedDQN
-from sb3_extra_buffers.distributed.buffer import ShardedReplayBuffer, default_part_class
+from sb3_extra_buffers.distributed.buffer import ShardedReplayBuffer
 from sb3_extra_buffers.distributed.collector import weights_of
 from sb3_extra_buffers.distributed.learner import Learner
+from sb3_extra_buffers.distributed.parts import default_part_class
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
 
 logger = logging.getLogger(__name__)

@@ -11,13 +11,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.compressed.drawing import draw_places
 from sb3_extra_buffers.compressed.nstep_buffer import CompressedNStepReplayBuffer, n_step_returns, n_until
 from sb3_extra_buffers.compressed.packed_fields import DONE_OR_NOT
-from sb3_extra_buffers.compressed.prioritized_buffer import CompressedPrioritizedReplayBuffer
+from sb3_extra_buffers.compressed.prioritized_buffer import (
+    CompressedPrioritizedReplayBuffer,
+    PrioritizedReplayBufferSamples,
+)
+from sb3_extra_buffers.compressed.replay_buffer import CompressedDictReplayBuffer, CompressedReplayBuffer
 from sb3_extra_buffers.compressed.sum_tree import JoinedTrees
 from sb3_extra_buffers.errors import EmptyBufferError
 from sb3_extra_buffers.storage.compiled_gathering import Wanted
@@ -45,6 +50,10 @@ class Fields(NamedTuple):
     """For n-step returns, how many of the rewards each return adds up."""
 
 
+def default_part_class(observation_space: spaces.Space[Any]) -> type[CompressedReplayBuffer]:
+    return CompressedDictReplayBuffer if isinstance(observation_space, spaces.Dict) else CompressedReplayBuffer
+
+
 def draw_uniformly(parts: Sequence[Any], batch_size: int) -> Places:
     """Draw transitions of all parts with equal probability. Parts need only ``pos``, ``full`` and their sizes."""
     first = parts[0]
@@ -68,6 +77,14 @@ def _draw_as_sb3(part: Any, batch_size: int) -> Places:
     if not part.full and part.pos == 0:
         raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
     return Places(np.zeros(batch_size, dtype=np.int64), *draw_places(part, batch_size))
+
+
+def numbers_and_places(indices: Indices, stride: int, n_parts: int) -> tuple[Indices, Indices]:
+    """The part of each index of a batch, and the place in that part. Parts have ``stride`` places each."""
+    numbers, places = np.divmod(indices, stride)
+    if len(indices) and not 0 <= numbers.min() <= numbers.max() < n_parts:
+        raise IndexError(f"There are {n_parts} parts, but indices of part {numbers.min()} or {numbers.max()}.")
+    return numbers, places
 
 
 class Parts:
@@ -161,6 +178,14 @@ class Parts:
         rewards = first._normalize_reward(fields.rewards, env)
         returns, discounts = n_step_returns(rewards, fields.n_added, first.gamma)
         return samples._replace(rewards=first.to_torch(returns), discounts=first.to_torch(discounts))
+
+    def weighted(
+        self, samples: Any, priorities: npt.NDArray[np.float64], indices: Indices
+    ) -> PrioritizedReplayBufferSamples:
+        """A batch with importance-sampling weights."""
+        weights = (priorities.min(initial=np.inf) / priorities) ** self.first.beta
+        weights_tensor = self.first.to_torch(weights.astype(np.float32).reshape(-1, 1))
+        return PrioritizedReplayBufferSamples._make([*samples, weights_tensor, indices])
 
     def set_priorities(
         self, numbers: Indices, indices: Indices, priorities: npt.NDArray[np.float64], max_priority: float

@@ -10,13 +10,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch as th
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices
-from sb3_extra_buffers.compressed.prioritized_buffer import PrioritizedReplayBufferSamples
 from sb3_extra_buffers.compressed.segments import ReceivedSegment
-from sb3_extra_buffers.distributed.parts import Fields, Parts, draw_uniformly
+from sb3_extra_buffers.distributed.parts import Fields, Parts, draw_uniformly, numbers_and_places
 from sb3_extra_buffers.distributed.remote_part import RemotePart
 from sb3_extra_buffers.distributed.shard import Drawn, PartState, ShardPlan, Target
 from sb3_extra_buffers.distributed.shard_calls import ShardCalls
@@ -48,19 +46,20 @@ class Shards(ShardCalls):
         plans: list[ShardPlan],
         template: Any,
         n_slots: int,
-        device: th.device,
         prefetch: int,
         on_loss: str,
     ) -> None:
         super().__init__(transport, len(plans))
         self._plans, self._on_loss, self._prefetch = plans, on_loss, prefetch
-        self._template = Parts([template], device, OutputPool(plans[0].n_batches, shared=True))
+        self._template = Parts([template], template.device, OutputPool(plans[0].n_batches, shared=True))
         n = len(plans)
         self._bounds = np.cumsum([0, *(len(plan.numbers) for plan in plans)])
         """The first part of each shard, then the number of parts."""
         self._shard_of = np.repeat(np.arange(n), np.diff(self._bounds))
         """The shard of each part."""
         self.parts = [RemotePart(self, part, template, n_slots) for part in range(len(self._shard_of))]
+        self._stride = n_slots * template.n_envs
+        """The distance between the indices of two parts in a batch: the transitions of a part."""
         self._totals = np.zeros(n)
         """The sum of priorities in each shard, as far as known."""
         self._added: list[deque[tuple[int, float]]] = [deque() for _ in plans]
@@ -78,13 +77,12 @@ class Shards(ShardCalls):
         """Transitions lost with dead shards."""
         self.lost_fraction = 0.0
         """The fraction of all transitions that was lost with the last dead shard."""
+        self.outputs = self._template.outputs
+        self.added_to: list[RemotePart] = []
+        """Parts to which steps were added one by one."""
         transport.start(plans)
         for shard in range(n):
             self._set_states(shard, self._result(shard, self._call(shard, "states")))
-
-    @property
-    def outputs(self) -> Any:
-        return self._template.outputs
 
     # Dead shards
 
@@ -156,6 +154,10 @@ class Shards(ShardCalls):
                 self._set_states(shard, states)
                 self._added[shard].clear()
 
+    def send_added(self) -> None:
+        for part in self.added_to:
+            part.send_added()
+
     def wait_for_room(self, number: int) -> None:
         """Wait until the shard of part ``number`` can receive a segment. Replaces the shard if it died."""
         self._wait_for_room(int(self._shard_of[number]))
@@ -180,6 +182,7 @@ class Shards(ShardCalls):
     # Batches
 
     def sample(self, batch_size: int, env: VecNormalize | None) -> Any:
+        self.send_added()
         if self._unknown:
             self.refresh()
         if self._queue and self._queue[0].n != batch_size:
@@ -285,11 +288,10 @@ class Shards(ShardCalls):
         return reply
 
     def _batch(self, request: Request, drawn: list[tuple[Call, Drawn]], env: VecNormalize | None) -> Any:
-        first = self._template.first
         outs = self._template.batch_in(request.memory, request.n)
         bounds = np.cumsum([0, *(len(reply.fields.actions) for _, reply in drawn)]).tolist()
         rows = [slice(low, high) for low, high in pairwise(bounds)]
-        for key, store in first._stores.items():
+        for key, store in self._template.first._stores.items():
             blocks = [reply.blocks.get(key) for _, reply in drawn]
             fill_from(list(zip(rows, blocks, strict=True)), store, outs[key])
         fields: list[Any] = [
@@ -303,11 +305,8 @@ class Shards(ShardCalls):
         if len(self._plans) > 1:
             # Correct for sums that were out of date when they decided how many rows each shard contributes.
             values = [own * call.total / reply.total for own, (call, reply) in zip(values, drawn, strict=True)]
-        priorities = np.concatenate(values)
-        weights = (priorities.min(initial=np.inf) / priorities) ** first.beta
         indices = np.concatenate([self._indices(call, reply) for call, reply in drawn])
-        weights_tensor = first.to_torch(weights.astype(np.float32).reshape(-1, 1))
-        return PrioritizedReplayBufferSamples._make([*samples, weights_tensor, indices])
+        return self._template.weighted(samples, np.concatenate(values), indices)
 
     # Priorities
 
@@ -316,18 +315,12 @@ class Shards(ShardCalls):
         own, places, generations = reply.indices
         return stamped((own + self._bounds[call.shard]) * self._stride + places, generations, call.restarts)
 
-    @property
-    def _stride(self) -> int:
-        return int(self.parts[0].buffer_size * self.parts[0].n_envs)
-
     def update(self, indices: Indices, errors: npt.NDArray[np.float64]) -> None:
         """Send new priorities to the shards without waiting. Outdated indices are ignored."""
         priorities = errors + self._template.first.epsilon
         self.max_priority = max(self.max_priority, float(priorities.max(initial=0.0)))
         places, generations, restarts = unstamped(indices)
-        numbers, places = np.divmod(places, self._stride)
-        if len(indices) and not 0 <= numbers.min() <= numbers.max() < len(self.parts):
-            raise IndexError(f"There are {len(self.parts)} parts, but indices of part {numbers.max()}.")
+        numbers, places = numbers_and_places(places, self._stride, len(self.parts))
         shards = self._shard_of[numbers]
         for shard in np.unique(shards).tolist():
             self._wait_for_room(shard)
@@ -352,12 +345,14 @@ class Shards(ShardCalls):
         return [[str(paths[number]) for number in plan.numbers] for plan in self._plans]
 
     def reset(self) -> None:
+        self.send_added()
         self._saved = []
         self.ask_all("reset")
         self.refresh()
 
     def close(self) -> None:
         """Flush shards on disk, and stop all shards."""
+        self.send_added()
         try:
             self.ask_all("close")
         finally:

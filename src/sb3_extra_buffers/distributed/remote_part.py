@@ -9,13 +9,18 @@ import numpy as np
 import numpy.typing as npt
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices
+from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
 from sb3_extra_buffers.compressed.segments import ReceivedSegment, SegmentHeader, SegmentInfo
+from sb3_extra_buffers.distributed.parts import default_part_class
 from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.state import SavedState
 from sb3_extra_buffers.storage.record_copies import missing_references
 
 if TYPE_CHECKING:
     from sb3_extra_buffers.distributed.remote import Shards
+
+_ADDED_STEPS = 32
+"""Steps passed to ``add`` that are collected before they are sent to the shard."""
 
 
 class RemotePart:
@@ -28,11 +33,33 @@ class RemotePart:
         self._shards, self._number, self._template = shards, number, template
         self._last: ReceivedSegment | None = None
         self._rewards: npt.NDArray[np.float32] = np.zeros((0, self.n_envs), dtype=np.float32)
+        self._added: CompressedReplayBuffer | None = None
+        """A small buffer of steps that were added but not sent yet."""
         self.is_new = False
         """Whether the shard was restarted, so that it lacks the references of the last segment."""
 
     def size(self) -> int:
         return self.buffer_size if self.full else self.pos
+
+    def add(self, *step: Any) -> None:
+        """Add a step of all environments. Some steps are collected before they are sent."""
+        if self._added is None:
+            template, n_steps = self._template, 2 * _ADDED_STEPS
+            spaces = template.observation_space, template.action_space
+            options = template.optimize_memory_usage, template.handle_timeout_termination
+            self._added = default_part_class(spaces[0])(n_steps * self.n_envs, *spaces, "cpu", self.n_envs, *options)
+            self._shards.added_to.append(self)
+        self._added.add(*step)
+        if self._added._n_unsent() >= _ADDED_STEPS:
+            self._shards.send_added()
+
+    def send_added(self) -> None:
+        """Send the steps that were added since the last time."""
+        assert self._added is not None
+        if self._added._n_unsent():
+            self._shards.wait_for_room(self._number)
+            with uninterrupted():  # so that every exported segment is sent
+                self.ingest_segment(self._added.export_segment())
 
     def ingest_segment(self, data: bytes | Bytes) -> SegmentInfo:
         """Send a segment to the shard; see :meth:`.CompressedReplayBuffer.ingest_segment`."""
