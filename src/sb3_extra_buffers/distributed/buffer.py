@@ -119,46 +119,27 @@ class ShardedReplayBuffer(ReplayBuffer):
         self.parts: list[Any]
         self._template: Any
         self._shards: Shards | None = None
-        if is_remote:
-            self._start_shards(parts, shards, path, device, prefetch, on_loss, ray, shard_options, in_process)
-        else:
+        if not is_remote:
             self._use([self.part_class(**self._arguments, device=device) for _ in range(parts)])
+        else:
+            transport: ShardTransport = LocalShards()
+            if not in_process:
+                from sb3_extra_buffers.distributed.ray_transport import RayShards
+
+                transport = RayShards(ray, shard_options)
+            folder = None if path is None else str(Path(path).absolute())
+            plans = [
+                ShardPlan(self.part_class, self._arguments, numbers.tolist(), folder, prefetch + _OTHER_BATCHES)
+                for numbers in np.array_split(np.arange(parts), min(shards, parts))
+            ]
+            self._template = self.part_class(**{**self._arguments, "buffer_size": n_envs}, device=device)
+            self._shards = Shards(transport, plans, self._template, prefetch, on_loss)
+            weakref.finalize(self, self._shards.stop)
+            self.parts = list(self._shards.parts)
+            self._describe()
         self.observation_space, self.action_space, self.n_envs = observation_space, action_space, n_envs
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
-
-    def _start_shards(
-        self,
-        n_parts: int,
-        n_shards: int,
-        path: str | Path | None,
-        device: th.device | str,
-        prefetch: int,
-        on_loss: str,
-        ray: Mapping[str, Any] | None,
-        shard_options: Mapping[str, Any] | None,
-        in_process: bool,
-    ) -> None:
-        n_shards = min(n_shards, n_parts)
-        transport: ShardTransport
-        if in_process:
-            transport = LocalShards()
-        else:
-            from sb3_extra_buffers.distributed.ray_transport import RayShards
-
-            transport = RayShards(ray, shard_options)
-        folder = None if path is None else str(Path(path).absolute())
-        plans = [
-            ShardPlan(self.part_class, self._arguments, numbers.tolist(), folder, prefetch + _OTHER_BATCHES)
-            for numbers in np.array_split(np.arange(n_parts), n_shards)
-        ]
-        n_envs = self._arguments["n_envs"]
-        template = self.part_class(**{**self._arguments, "buffer_size": n_envs}, device=device)
-        n_slots = max(self._arguments["buffer_size"] // n_envs, 1)
-        self._shards = Shards(transport, plans, template, n_slots, prefetch, on_loss)
-        weakref.finalize(self, self._shards.stop)
-        self._template, self.parts = template, list(self._shards.parts)
-        self._describe()
 
     def _use(self, parts: list[Any]) -> None:
         """Set parts in the memory of this process."""

@@ -35,19 +35,12 @@ class Shards(ShardCalls):
     """Parts in shards, sampled together.
 
     :param template: An empty buffer of the parts' class.
-    :param n_slots: Slots of each part.
     :param prefetch: Batches to request ahead.
     :param on_loss: When a shard dies: ``"report"`` logs a warning, ``"raise"`` raises a ``WorkerError``.
     """
 
     def __init__(
-        self,
-        transport: ShardTransport,
-        plans: list[ShardPlan],
-        template: Any,
-        n_slots: int,
-        prefetch: int,
-        on_loss: str,
+        self, transport: ShardTransport, plans: list[ShardPlan], template: Any, prefetch: int, on_loss: str
     ) -> None:
         super().__init__(transport, len(plans))
         self._plans, self._on_loss, self._prefetch = plans, on_loss, prefetch
@@ -57,6 +50,7 @@ class Shards(ShardCalls):
         """The first part of each shard, then the number of parts."""
         self._shard_of = np.repeat(np.arange(n), np.diff(self._bounds))
         """The shard of each part."""
+        n_slots = plans[0].arguments["buffer_size"] // template.n_envs
         self.parts = [RemotePart(self, part, template, n_slots) for part in range(len(self._shard_of))]
         self._stride = n_slots * template.n_envs
         """The distance between the indices of two parts in a batch: the transitions of a part."""
