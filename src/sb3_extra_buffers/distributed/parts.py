@@ -59,24 +59,17 @@ def draw_uniformly(parts: Sequence[Any], batch_size: int) -> Places:
     first = parts[0]
     n_envs, n_slots = first.n_envs, first.buffer_size
     shares = first.optimize_memory_usage
-    if len(parts) == 1:
-        return _draw_as_sb3(first, batch_size)
     sizes = [n_slots - shares if part.full else part.pos for part in parts]
     if not any(sizes):
         raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
+    if len(parts) == 1:  # the same as SB3's buffer draws with the same seed
+        return Places(np.zeros(batch_size, dtype=np.int64), *draw_places(first, batch_size))
     firsts = np.zeros(len(parts), dtype=np.int64)
     if shares:
         firsts[:] = [part.pos + 1 if part.full else 0 for part in parts]
     drawn = np.random.random_sample(batch_size)
     drawn.sort()  # reading in order is faster, and the order within a batch does not matter
     return Places(*places_of(drawn, np.array(sizes, dtype=np.int64) * n_envs, firsts, n_slots, n_envs))
-
-
-def _draw_as_sb3(part: Any, batch_size: int) -> Places:
-    """Draw the same transitions from a single part as SB3's buffer does with the same seed."""
-    if not part.full and part.pos == 0:
-        raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
-    return Places(np.zeros(batch_size, dtype=np.int64), *draw_places(part, batch_size))
 
 
 def numbers_and_places(indices: Indices, stride: int, n_parts: int) -> tuple[Indices, Indices]:
