@@ -89,9 +89,7 @@ class Intake:
     :param starts: How many times each collector was started before. This list is updated.
     """
 
-    def __init__(
-        self, transport: Transport, buffer: Any, seed: int | None, ahead: int = 2, starts: list[int] | None = None
-    ) -> None:
+    def __init__(self, transport: Transport, buffer: Any, seed: int | None, ahead: int, starts: list[int]) -> None:
         self.transport, self.buffer = transport, buffer
         self._seed, self._ahead = seed, ahead
         n = len(buffer.parts)
@@ -106,7 +104,7 @@ class Intake:
         """Open requests of each collector."""
         self._limit = min(n * ahead, _FIRST_LIMIT)
         """Maximum number of segments of all collectors that are requested or not consumed yet."""
-        self._starts = [0] * n if starts is None else starts
+        self._starts = starts
         self._failures = [0] * n
         self._n_consumed = 0
         self._poll_every = max(1, n // 8)
@@ -249,6 +247,3 @@ class Intake:
         if self._seed is None:
             return None
         return (self._seed + self._n_envs * collector + 100_003 * n_starts) % (1 << 31)
-
-    def stop(self) -> None:
-        self.transport.stop()

@@ -98,7 +98,7 @@ class Learner(BaseAlgorithm):
             return super().learn(*args, **kwargs)  # type: ignore[safe-super]  # the algorithm's
         finally:
             if self._intake is not None:
-                self._intake.stop()
+                self._intake.transport.stop()
                 self._intake = None
 
     def _init_callback(self, callback: Any, progress_bar: bool = False) -> BaseCallback:

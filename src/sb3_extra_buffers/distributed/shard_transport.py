@@ -7,6 +7,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections import deque
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sb3_extra_buffers.distributed.shard import Drawn, Shard, ShardPlan
@@ -18,21 +19,21 @@ class ShardDied(Exception):  # noqa: N818  # an event, not a mistake
     """A called shard died. The message is the reason."""
 
 
+@dataclass
 class Call:
     """A call that asks one shard for its share of several batches."""
 
-    def __init__(self, shard: int, restarts: int, total: float) -> None:
-        self.shard = shard
-        self.restarts = restarts
-        """The shard's restart count at the time of the call."""
-        self.total = total
-        """The shard's sum of priorities, as known at the time of the call."""
-        self.asked: list[Any] = []
-        """One entry for each batch: what :meth:`.Shard.draw` needs."""
-        self.handle: Any = None
-        self.message = 0
-        """The number of the message to this shard."""
-        self.replies: list[Drawn | None] | None = None
+    shard: int
+    restarts: int
+    """The shard's restart count at the time of the call."""
+    total: float
+    """The shard's sum of priorities, as known at the time of the call."""
+    asked: list[Any] = field(default_factory=list)
+    """One entry for each batch: what :meth:`.Shard.draw` needs."""
+    handle: Any = None
+    message: int = 0
+    """The number of the message to this shard."""
+    replies: list[Drawn | None] | None = None
 
 
 class Request(NamedTuple):
