@@ -23,7 +23,6 @@ from sb3_extra_buffers.storage.choice import NONE
 from sb3_extra_buffers.storage.config import CodecRecipe, StorageConfig
 from sb3_extra_buffers.storage.digests import UNKNOWN, Digests
 from sb3_extra_buffers.storage.observation_store import ObservationStore
-from sb3_extra_buffers.storage.plain_store import PlainStore
 from sb3_extra_buffers.storage.record_copies import append_records, restored, seal, state_of, take_records
 from sb3_extra_buffers.storage.stacking import StackLayout
 
@@ -56,14 +55,11 @@ def export_steps(store: BaseStore, columns: Sequence[Indices], known: set[str]) 
     :param columns: For each column of the store, its slots, oldest first. The newest observation must be among them.
     :param known: The references that the receiver has.
     """
-    if isinstance(store, PlainStore) or (isinstance(store, ObservationStore) and not store._has_elements):
+    if not isinstance(store, ObservationStore) or not store._has_elements:
         return _export_rows(store, columns), set()
-    assert isinstance(store, ObservationStore)
     exported = _export_frames(store, columns, known)
-    if exported is not None:
-        return exported
-    copied = _copy_of(store, columns)
-    exported = _export_frames(copied, [np.arange(len(slots)) for slots in columns], known)
+    if exported is None:
+        exported = _export_frames(_copy_of(store, columns), [np.arange(len(slots)) for slots in columns], known)
     assert exported is not None
     return exported
 
@@ -97,6 +93,7 @@ def _export_frames(
     records = take_records(frames, firsts)
     relative = [column - firsts * frames.codec.frames_per_record for column in ends]
     dtype = np.min_scalar_type(max(int(column.max()) for column in relative))
+    digests = [] if store.digests is None else store.digests.columns
     state = {
         "form": "frames",
         "dtype": store.stored_dtype.str,
@@ -105,9 +102,7 @@ def _export_frames(
         "shared": frames.codec.shared_state(),
         "records": state_of(records, known),
         "ends": {str(column): part.astype(dtype) for column, part in enumerate(relative)},
-        "digests": {}
-        if store.digests is None
-        else {str(column): store.digests.columns[column][slots] for column, slots in enumerate(columns)},
+        "digests": {str(column): part[columns[column]] for column, part in enumerate(digests)},
     }
     return state, set(records.digests)
 
