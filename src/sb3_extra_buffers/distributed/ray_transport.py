@@ -47,8 +47,7 @@ class RayTransport(Transport):
         """Calls without a reply, with their collectors."""
 
     def start(self, plan: CollectorPlan, seeds: list[int | None]) -> None:
-        if not ray.is_initialized():
-            _connect(self._options)
+        _connect(self._options)
         if "num_cpus" not in self._actor_options:
             # Ray would wait forever for CPUs that this machine does not have, whereas a cluster may still grow.
             is_local = self._options.get("address") in (None, "local")
@@ -117,10 +116,9 @@ class RayShards(ShardTransport):
         self._links: list[_Link] = []
 
     def start(self, plans: list[ShardPlan]) -> None:
-        if not ray.is_initialized():
-            # Ray's processes have a very low priority by default (niceness 15). torch's threads, which wait in a busy
-            # loop, would leave little CPU time for them.
-            _connect(self._options, niceness=0)
+        # Ray's processes have a very low priority by default (niceness 15). torch's threads, which wait in a busy loop,
+        # would leave little CPU time for them.
+        _connect(self._options, niceness=0)
         self._plans, self._process = plans, os.getpid()
         self._actors = [self._make(plan) for plan in plans]
         self._links = [_Link(actor) for actor in self._actors]
@@ -240,10 +238,12 @@ class _ShardActor:
 
 
 def _connect(options: Mapping[str, Any], niceness: int | None = None) -> None:
-    """Connect to the cluster at ``options["address"]``, or start Ray on this machine.
+    """Connect to the cluster at ``options["address"]``, or start Ray on this machine, unless that was done before.
 
     :param niceness: Of processes that are started on this machine.
     """
+    if ray.is_initialized():
+        return
     address = options.get("address")
     given = {"log_to_driver": False, "logging_level": "warning", **options}
     if address in (None, "local"):

@@ -16,7 +16,7 @@ from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.compressed.segments import ReceivedSegment
 from sb3_extra_buffers.distributed.parts import Fields, Parts, draw_uniformly, numbers_and_places
 from sb3_extra_buffers.distributed.remote_part import RemotePart
-from sb3_extra_buffers.distributed.shard import Drawn, PartState, ShardPlan, Target
+from sb3_extra_buffers.distributed.shard import Drawn, ShardPlan, Target
 from sb3_extra_buffers.distributed.shard_calls import ShardCalls
 from sb3_extra_buffers.distributed.shard_transport import Call, Request, ShardDied, ShardTransport
 from sb3_extra_buffers.distributed.stamps import are_current, stamped, unstamped
@@ -130,7 +130,7 @@ class Shards(ShardCalls):
     def _parts_of(self, shard: int) -> list[RemotePart]:
         return [self.parts[number] for number in self._plans[shard].numbers]
 
-    def _set_states(self, shard: int, states: list[PartState]) -> None:
+    def _set_states(self, shard: int, states: list[tuple[int, bool]]) -> None:
         for part, state in zip(self._parts_of(shard), states, strict=True):
             part.pos, part.full = state
         self._unknown.discard(shard)

@@ -49,13 +49,6 @@ class Target(NamedTuple):
     """The first row of this shard."""
 
 
-class PartState(NamedTuple):
-    """How full a part is."""
-
-    pos: int
-    full: bool
-
-
 class Drawn(NamedTuple):
     """The reply to a request for transitions."""
 
@@ -96,8 +89,9 @@ class Shard:
         self._n_unflushed, self._flush_after = [0] * len(buffers), [1] * len(buffers)
         self._n_refused, self._refusal = 0, ""
 
-    def states(self) -> list[PartState]:
-        return [PartState(int(part.pos), bool(part.full)) for part in self._buffers]
+    def states(self) -> list[tuple[int, bool]]:
+        """The position of each part, and whether it is full."""
+        return [(int(part.pos), bool(part.full)) for part in self._buffers]
 
     def ingest(self, part: int, segment: Bytes, before: ReceivedSegment | None, max_priority: float | None) -> None:
         """Append a segment. If that fails, the next replies say so.
