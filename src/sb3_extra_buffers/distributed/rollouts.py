@@ -13,7 +13,10 @@ from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 
 from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.compressed.rollout_buffer import CompressedDictRolloutBuffer, CompressedRolloutBuffer
+from sb3_extra_buffers.compressed.rows import map_parts
 from sb3_extra_buffers.errors import EmptyBufferError
+from sb3_extra_buffers.storage.base_store import BaseStore
+from sb3_extra_buffers.storage.observation_array import ObservationArray
 from sb3_extra_buffers.storage.usage import MemoryUsage
 
 
@@ -56,11 +59,7 @@ class ShardedRolloutBuffer(RolloutBuffer):
         """Take over the fields of all parts. Observations stay where they are, compressed."""
         for name in CompressedRolloutBuffer._saved_fields:
             setattr(self, name, np.concatenate([getattr(part, name) for part in self.parts], axis=1))
-        arrays: list[Any] = [part.observations for part in self.parts]
-        if isinstance(arrays[0], dict):
-            self.observations = {key: _JoinedObservations([array[key] for array in arrays]) for key in arrays[0]}  # type: ignore[assignment]
-        else:
-            self.observations = _JoinedObservations(arrays)  # type: ignore[assignment]
+        self.observations = map_parts(_side_by_side, *(part.observations for part in self.parts))
         self.generator_ready = False
         self.pos = min(part.pos for part in self.parts)
         self.full = self.pos == self.buffer_size
@@ -89,51 +88,31 @@ class ShardedDictRolloutBuffer(ShardedRolloutBuffer, DictRolloutBuffer):
     part_class = CompressedDictRolloutBuffer
 
 
-class _JoinedObservations:
-    """Observations of all parts side by side, which SB3 flattens and indexes like an array."""
-
-    def __init__(self, arrays: Sequence[Any]) -> None:
-        self._arrays = arrays
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        n_slots, n_envs, *shape = self._arrays[0].shape
-        return (n_slots, n_envs * len(self._arrays), *shape)
-
-    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        return np.concatenate([np.asarray(array, dtype) for array in self._arrays], axis=1)
-
-    def __getitem__(self, key: Any) -> npt.NDArray[Any]:
-        found: npt.NDArray[Any] = np.asarray(self)[key]
-        return found
-
-    def swapaxes(self, first: int, second: int) -> _JoinedObservations:
-        """The first half of SB3's flattening, which is always followed by :meth:`reshape`."""
-        return self
-
-    def reshape(self, *shape: int) -> _FlatObservations:
-        # Environments are the outer axis when they are flattened, so the parts are simply one after the other.
-        n_slots, n_envs, *rest = self._arrays[0].shape
-        return _FlatObservations([array.swapaxes(0, 1).reshape(n_slots * n_envs, *rest) for array in self._arrays])
+def _side_by_side(*columns: ObservationArray) -> ObservationArray:
+    store: Any = _JoinedStores([column.store for column in columns])
+    return ObservationArray(store)
 
 
-class _FlatObservations:
-    """All observations, part after part."""
+class _JoinedStores:
+    """The stores of all parts, with their environments side by side, for an ``ObservationArray`` to read."""
 
-    def __init__(self, arrays: Sequence[Any]) -> None:
-        self._arrays = arrays
+    def __init__(self, stores: Sequence[BaseStore]) -> None:
+        self._stores, first = stores, stores[0]
+        self.n_slots, self.n_envs, self.shape = first.n_slots, first.n_envs * len(stores), first.shape
+        self.output_dtype, self.outputs, self.label = first.output_dtype, first.outputs, first.label
 
-    def __getitem__(self, places: Indices) -> npt.NDArray[Any]:
-        if len(self._arrays) == 1:
-            only: npt.NDArray[Any] = self._arrays[0][places]
-            return only
-        numbers, own = np.divmod(places, len(self._arrays[0]))
+    def read(self, wanted: list[tuple[int, Indices]], envs: Indices, device: th.device) -> list[npt.NDArray[Any]]:
+        """See :meth:`.BaseStore.read`. Only one column is wanted at a time."""
+        if len(self._stores) == 1:
+            return self._stores[0].read(wanted, envs, device)
+        ((column, slots),) = wanted
+        numbers, own = np.divmod(envs, self._stores[0].n_envs)
         found = None
         for number in np.unique(numbers).tolist():
             mine = np.flatnonzero(numbers == number)
-            rows = self._arrays[number][own[mine]]
+            (rows,) = self._stores[number].read([(column, slots[mine])], own[mine], device)
             if found is None:
-                found = np.empty((len(places), *rows.shape[1:]), rows.dtype)
+                found = np.empty((len(envs), *rows.shape[1:]), rows.dtype)
             found[mine] = rows
         assert found is not None
-        return found
+        return [found]
