@@ -82,15 +82,14 @@ def pack_call(method: str, arguments: tuple[Any, ...]) -> bytes:
 def answer_call(shard: Shard, message: bytes) -> bytes:
     """Carry out a pickled call. Returns the pickled result or error, for :func:`result_of`."""
     method, arguments = pickle.loads(message)  # trusted: from the learner that started this shard
-    error: ExtraBuffersError | None = None
-    result: Any = None
+    reply: tuple[Any, ExtraBuffersError | None]
     try:
-        result = getattr(shard, method)(*arguments)
-    except ExtraBuffersError as raised:
-        error = raised
+        reply = getattr(shard, method)(*arguments), None
+    except ExtraBuffersError as error:
+        reply = None, error
     except Exception:
-        error = WorkerError(f"A shard raised an error: {traceback.format_exc()}")
-    return pickle.dumps((result, error), protocol=5)
+        reply = None, WorkerError(f"A shard raised an error: {traceback.format_exc()}")
+    return pickle.dumps(reply, protocol=5)
 
 
 def result_of(reply: bytes) -> Any:
