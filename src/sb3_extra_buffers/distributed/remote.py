@@ -13,6 +13,7 @@ import numpy.typing as npt
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices
+from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
 from sb3_extra_buffers.compressed.segments import ReceivedSegment
 from sb3_extra_buffers.distributed.parts import Fields, Parts, draw_uniformly, numbers_and_places
 from sb3_extra_buffers.distributed.remote_part import RemotePart
@@ -72,8 +73,8 @@ class Shards(ShardCalls):
         self.lost_fraction = 0.0
         """The fraction of all transitions that was lost with the last dead shard."""
         self.outputs = self._template.outputs
-        self.added_to: list[RemotePart] = []
-        """Parts to which steps were added one by one."""
+        self.added: dict[int, CompressedReplayBuffer] = {}
+        """Small buffers of steps that were added to parts but not sent yet, by the number of the part."""
         transport.start(plans)
         for shard in range(n):
             self._set_states(shard, self._result(shard, self._call(shard, "states")))
@@ -149,8 +150,12 @@ class Shards(ShardCalls):
                 self._added[shard].clear()
 
     def send_added(self) -> None:
-        for part in self.added_to:
-            part.send_added()
+        """Send added steps to their shards."""
+        for number, added in self.added.items():
+            if added._n_unsent():
+                self.wait_for_room(number)
+                with uninterrupted():  # so that every exported segment is sent
+                    self.parts[number].ingest_segment(added.export_segment())
 
     def wait_for_room(self, number: int) -> None:
         """Wait until the shard of part ``number`` can receive a segment. Replaces the shard if it died."""

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices
-from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
 from sb3_extra_buffers.compressed.segments import ReceivedSegment, SegmentHeader, SegmentInfo
 from sb3_extra_buffers.distributed.parts import default_part_class
 from sb3_extra_buffers.interruption import uninterrupted
@@ -33,8 +32,6 @@ class RemotePart:
         self._shards, self._number, self._template = shards, number, template
         self._last: ReceivedSegment | None = None
         self._rewards: npt.NDArray[np.float32] = np.zeros((0, self.n_envs), dtype=np.float32)
-        self._added: CompressedReplayBuffer | None = None
-        """A small buffer of steps that were added but not sent yet."""
         self.is_new = False
         """Whether the shard was restarted, so that it lacks the references of the last segment."""
 
@@ -43,23 +40,16 @@ class RemotePart:
 
     def add(self, *step: Any) -> None:
         """Add a step of all environments. Some steps are collected before they are sent."""
-        if self._added is None:
+        added = self._shards.added.get(self._number)
+        if added is None:
             template, n_steps = self._template, 2 * _ADDED_STEPS
             spaces = template.observation_space, template.action_space
             options = template.optimize_memory_usage, template.handle_timeout_termination
-            self._added = default_part_class(spaces[0])(n_steps * self.n_envs, *spaces, "cpu", self.n_envs, *options)
-            self._shards.added_to.append(self)
-        self._added.add(*step)
-        if self._added._n_unsent() >= _ADDED_STEPS:
+            added = default_part_class(spaces[0])(n_steps * self.n_envs, *spaces, "cpu", self.n_envs, *options)
+            self._shards.added[self._number] = added
+        added.add(*step)
+        if added._n_unsent() >= _ADDED_STEPS:
             self._shards.send_added()
-
-    def send_added(self) -> None:
-        """Send the steps that were added since the last time."""
-        assert self._added is not None
-        if self._added._n_unsent():
-            self._shards.wait_for_room(self._number)
-            with uninterrupted():  # so that every exported segment is sent
-                self.ingest_segment(self._added.export_segment())
 
     def ingest_segment(self, data: bytes | Bytes) -> SegmentInfo:
         """Send a segment to the shard; see :meth:`.CompressedReplayBuffer.ingest_segment`."""
