@@ -174,7 +174,7 @@ def test_a_segment_that_arrived_before_a_death_is_not_lost(monkeypatch: pytest.M
             return np.zeros(3, np.uint8)
 
     monkeypatch.setattr(ray_transport, "ray", Ray)
-    transport = ray_transport.RayTransport()
+    transport = ray_transport.RayTransport(None, None)
     transport._waiting = {"first": 0, "second": 0}
     assert [reply.segment is None for reply in transport.replies(1.0)] == [False, True]
 

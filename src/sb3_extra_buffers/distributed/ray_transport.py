@@ -37,9 +37,7 @@ class RayTransport(Transport):
     :param actor_options: Arguments of ``ray.remote`` for collectors, such as ``num_cpus``.
     """
 
-    def __init__(
-        self, options: Mapping[str, Any] | None = None, actor_options: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, options: Mapping[str, Any] | None, actor_options: Mapping[str, Any] | None) -> None:
         self._options = dict(options or {})
         self._actor_options = dict(actor_options or {})
         self._actors: list[Any] = []
@@ -106,9 +104,7 @@ class RayShards(ShardTransport):
         no CPUs, so that all CPUs are left for collectors.
     """
 
-    def __init__(
-        self, options: Mapping[str, Any] | None = None, actor_options: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, options: Mapping[str, Any] | None, actor_options: Mapping[str, Any] | None) -> None:
         self._options = dict(options or {})
         self._actor_options = {"num_cpus": 0, "scheduling_strategy": "SPREAD", **(actor_options or {})}
         self._plans: list[ShardPlan] = []

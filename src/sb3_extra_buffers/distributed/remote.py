@@ -97,8 +97,8 @@ class Shards(ShardCalls):
                 states = self._result(shard, self._call(shard, "states"))
             except ShardDied as death:
                 self._failures[shard], reason = failures, str(death)
-                continue
-            break
+            else:
+                break
         self._set_states(shard, states)
         self.n_lost -= sum(part.size() for part in self._parts_of(shard)) * self.parts[0].n_envs
         self.lost_fraction = max(before - sum(part.size() for part in self.parts), 0) / max(before, 1)
