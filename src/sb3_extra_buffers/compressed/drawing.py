@@ -23,34 +23,23 @@ _HAS_INT64 = np.dtype(int).itemsize == 8
 """Whether ``randint`` draws ``int64``. On Windows, that depends on NumPy's version."""
 
 
-def draw_slots(buffer: Any, n: int) -> Indices:
-    """The slots of ``n`` transitions. Of the buffer, only its sizes and its position are needed."""
-    return _slots_of(buffer, draw(_n_slots(buffer), n))
-
-
 def draw_places(buffer: Any, n: int) -> tuple[Indices, Indices]:
-    """The slots of ``n`` transitions, and then their environments."""
-    slots, envs = _draw((_n_slots(buffer), buffer.n_envs), n)
-    return _slots_of(buffer, slots), envs
+    """The slots of ``n`` transitions and their environments. Of the buffer, only sizes and position are needed."""
+    n_slots, pos = int(buffer.buffer_size), int(buffer.pos)
+    if not buffer.full:
+        slots, envs = _draw((pos, buffer.n_envs), n)
+    elif not buffer.optimize_memory_usage:
+        slots, envs = _draw((n_slots, buffer.n_envs), n)
+    else:  # the slot at the position has no next observation
+        slots, envs = _draw((n_slots - 1, buffer.n_envs), n)
+        slots = (1 + slots + pos) % n_slots
+    return slots, envs
 
 
 def draw(high: int, n: int) -> Indices:
     """``np.random.randint(0, high, size=n)``."""
     (numbers,) = _draw((high,), n)
     return numbers
-
-
-def _n_slots(buffer: Any) -> int:
-    """From how many slots to draw."""
-    if not buffer.full:
-        return int(buffer.pos)
-    return int(buffer.buffer_size) - bool(buffer.optimize_memory_usage)
-
-
-def _slots_of(buffer: Any, drawn: Indices) -> Indices:
-    if buffer.optimize_memory_usage and buffer.full:  # the slot at the position has no next observation
-        return (1 + drawn + int(buffer.pos)) % int(buffer.buffer_size)
-    return drawn
 
 
 def _draw(highs: tuple[int, ...], n: int) -> Iterable[Indices]:

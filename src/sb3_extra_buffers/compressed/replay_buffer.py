@@ -17,7 +17,7 @@ from typing_extensions import Unpack
 from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.compressed.arguments import StorageOptions
 from sb3_extra_buffers.compressed.conversion import Conversions
-from sb3_extra_buffers.compressed.drawing import draw, draw_places, draw_slots
+from sb3_extra_buffers.compressed.drawing import draw, draw_places
 from sb3_extra_buffers.compressed.packed_fields import PackedFields
 from sb3_extra_buffers.compressed.rows import SINGLE, row_of
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
@@ -173,11 +173,9 @@ class CompressedReplayBuffer(PackedFields, Conversions, ReplayBuffer):
         if self.size() == 0:
             raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
         with self._lock.held:  # so that no transition is overwritten between drawing and reading it
-            found: ReplayBufferSamples
-            if has_own_get_samples(self):
-                found = self._samples_at(*draw_places(self, batch_size), env)
-            else:
-                found = self._get_samples(draw_slots(self, batch_size), env)
+            if not has_own_get_samples(self):
+                return ReplayBuffer.sample(self, batch_size, env)  # draws slots, and calls the user's method
+            found: ReplayBufferSamples = self._samples_at(*draw_places(self, batch_size), env)
             return found
 
     def _get_samples(self, batch_inds: Indices, env: VecNormalize | None = None) -> Any:
