@@ -67,62 +67,58 @@ class Source(Protocol):
         """Memory, with an attribute ``data``, that maps an array. If ``None``, call :meth:`read`."""
 
 
+@dataclass(frozen=True)
 class SavedState:
     """A saved state, or a part of it. Checks every value when it is read."""
 
-    def __init__(
-        self,
-        source: Source,
-        plain: dict[str, Any],
-        prefix: str = "",
-        progress: Progress | None = None,
-    ) -> None:
-        self._source = source
-        self._plain = plain
-        self._prefix = prefix
-        self._progress = progress
+    source: Source
+    plain: dict[str, Any]
+    """Values that are not arrays."""
+    prefix: str = ""
+    """What the paths of this part's arrays begin with."""
+    progress: Progress | None = None
 
     @property
     def is_mapped(self) -> bool:
         """Whether large arrays are memory-mapped from a file."""
-        return self._source.is_mapped
+        return self.source.is_mapped
 
     def part(self, name: str) -> SavedState:
-        plain = self._plain.get(name)
+        plain = self.plain.get(name)
         if not isinstance(plain, dict):
             raise self.error(name, "is missing")
-        return SavedState(self._source, plain, f"{self._prefix}{escaped(name)}/", self._progress)
+        return SavedState(self.source, plain, f"{self.prefix}{escaped(name)}/", self.progress)
 
     def has(self, name: str) -> bool:
-        return self._plain.get(name) is not None or self._stored(name) is not None
+        return self.plain.get(name) is not None or self._stored(name) is not None
 
     def parts(self) -> list[SavedState]:
         """The parts of this part, in order."""
-        return [self.part(name) for name, value in self._plain.items() if isinstance(value, dict)]
+        return [self.part(name) for name, value in self.plain.items() if isinstance(value, dict)]
 
     def array_names(self) -> list[str]:
         """The arrays directly in this part."""
-        names = [path.removeprefix(self._prefix) for path in self._source.arrays if path.startswith(self._prefix)]
+        names = [path.removeprefix(self.prefix) for path in self.source.arrays if path.startswith(self.prefix)]
         return [name for name in names if "/" not in name]
 
     def value(self, name: str) -> Any:
         """A JSON value. The caller must check it."""
-        return self._plain.get(name)
+        return self.plain.get(name)
 
     def integer(self, name: str, low: int = 0, high: int = _LARGEST) -> int:
-        value = self._plain.get(name)
+        value = self.plain.get(name)
         if type(value) is not int or not low <= value <= high:
             raise self.error(name, f"must be an integer from {low} to {high}, not {value!r}")
         return value
 
     def number(self, name: str) -> float:
-        value: Any = self._plain.get(name)
+        value: Any = self.plain.get(name)
         if type(value) not in (int, float) or not math.isfinite(value):
             raise self.error(name, f"must be a finite number, not {value!r}")
         return float(value)
 
     def boolean(self, name: str) -> bool:
-        value = self._plain.get(name)
+        value = self.plain.get(name)
         if type(value) is not bool:
             raise self.error(name, f"must be true or false, not {value!r}")
         return value
@@ -130,10 +126,10 @@ class SavedState:
     def array(self, name: str, dtype: npt.DTypeLike, shape: tuple[int | None, ...]) -> npt.NDArray[Any]:
         """An array of this dtype and shape, where ``None`` is any length."""
         path = self._checked_path(name, dtype, shape)
-        mapped = self._source.map(path, self._progress)
+        mapped = self.source.map(path, self.progress)
         if mapped is None:
-            return self._source.read(path, self._progress)
-        stored = self._source.arrays[path]
+            return self.source.read(path, self.progress)
+        stored = self.source.arrays[path]
         array: npt.NDArray[Any] = mapped.data[: stored.nbytes].view(stored.dtype).reshape(stored.shape)
         return array
 
@@ -151,24 +147,25 @@ class SavedState:
 
     def json(self, name: str) -> Any:
         """The value of a :class:`Json` object."""
-        value = self._plain.get(name)
+        value = self.plain.get(name)
         if isinstance(value, Json):
             return value.value
         return decode(json.loads(self.array(name, np.uint8, (None,)).tobytes()))
 
-    def map_bytes(self, name: str) -> Any:
-        """Memory that maps an array of bytes. If ``None``, call :meth:`read_bytes`."""
-        return self._source.map(self._checked_path(name, np.uint8, (None,)), self._progress)
+    def memory(self, name: str, allocate: Callable[[int], Any]) -> tuple[Any, int]:
+        """Memory that maps or holds an array of bytes, and the number of bytes.
 
-    def array_nbytes(self, name: str) -> int:
-        return self._source.arrays[self._checked_path(name, np.uint8, (None,))].nbytes
-
-    def read_bytes(self, name: str, into: npt.NDArray[np.uint8]) -> None:
-        """Read an array of bytes into zeroed memory."""
-        self._source.read(self._checked_path(name, np.uint8, (None,)), self._progress, into)
+        :param allocate: Returns zeroed memory, with an attribute ``data``, for at least as many bytes.
+        """
+        path = self._checked_path(name, np.uint8, (None,))
+        size, memory = self.source.arrays[path].nbytes, self.source.map(path, self.progress)
+        if memory is None:
+            memory = allocate(size)
+            self.source.read(path, self.progress, memory.data)
+        return memory, size
 
     def _stored(self, name: str) -> ArrayInfo | None:
-        return self._source.arrays.get(self._prefix + escaped(name))
+        return self.source.arrays.get(self.prefix + escaped(name))
 
     def _checked_path(self, name: str, dtype: npt.DTypeLike, shape: tuple[int | None, ...]) -> str:
         stored = self._stored(name)
@@ -179,10 +176,10 @@ class SavedState:
         )
         if stored.dtype != np.dtype(dtype) or not fits:
             raise self.error(name, f"must be {np.dtype(dtype)} of {shape}, not {stored.dtype} of {stored.shape}")
-        return self._prefix + escaped(name)
+        return self.prefix + escaped(name)
 
     def error(self, name: str, problem: str) -> CorruptDataError:
-        return CorruptDataError(f"{self._source.path} is corrupt: {self._prefix}{name} {problem}.")
+        return CorruptDataError(f"{self.source.path} is corrupt: {self.prefix}{name} {problem}.")
 
 
 @dataclass
@@ -205,8 +202,8 @@ def encode(value: Any, where: str) -> Any:
     :param where: The name of the value in error messages.
     """
     for cls in type(value).__mro__:
-        if cls in _ENCODERS:
-            return _ENCODERS[cls](value, where)
+        if cls in ENCODERS:
+            return ENCODERS[cls](value, where)
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, np.generic | np.ndarray):
@@ -240,16 +237,6 @@ def decode(value: Any) -> Any:
         raise CorruptDataError(f"A value in the file is corrupt: {error}.") from error
 
 
-def register_encoder(cls: type, encoder: Callable[[Any, str], Any]) -> None:
-    """Make :func:`encode` convert values of ``cls`` by ``encoder(value, where)``."""
-    _ENCODERS[cls] = encoder
-
-
-def register_decoder(kind: str, decoder: Callable[[Any], Any]) -> None:
-    """Make :func:`decode` convert ``{kind: content}`` by ``decoder(content)``. The content is decoded first."""
-    _DECODERS[kind] = decoder
-
-
 def decode_dtype(text: Any) -> np.dtype[Any]:
     if not isinstance(text, str) or not _DTYPE.fullmatch(text):
         raise ValueError(f"not a dtype: {text!r}")
@@ -264,7 +251,7 @@ def _decode(value: Any) -> Any:
     if len(value) != 1 or not next(iter(value)).startswith("$"):
         return {key: _decode(item) for key, item in value.items()}
     ((kind, content),) = value.items()
-    return _DECODERS[kind](_decode(content))
+    return DECODERS[kind](_decode(content))
 
 
 def _encode_array(array: np.ndarray[Any, Any], is_scalar: bool, where: str) -> Any:
@@ -285,8 +272,9 @@ def _encode_mapping(value: Mapping[Any, Any], where: str) -> Any:
     return {"$dict": [[encode(key, where), encode(item, f"{where}[{key!r}]")] for key, item in value.items()]}
 
 
-_ENCODERS: dict[type, Callable[[Any, str], Any]] = {}
-_DECODERS: dict[str, Callable[[Any], Any]] = {
+ENCODERS: dict[type, Callable[[Any, str], Any]] = {}
+"""Further classes that :func:`encode` converts, by functions of a value and its name in error messages."""
+DECODERS: dict[str, Callable[[Any], Any]] = {
     "$float": float,
     "$tuple": tuple,
     "$bytes": base64.b64decode,
@@ -295,3 +283,4 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "$array": _decode_array,
     "$scalar": lambda content: _decode_array(content)[()],
 }
+"""How :func:`decode` converts the content of ``{"$...": content}``, which is decoded first."""

@@ -20,10 +20,10 @@ from sb3_extra_buffers.compressed.arguments import StorageOptions
 from sb3_extra_buffers.compressed.replay_buffer import CompressedDictReplayBuffer
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.interruption import uninterrupted
-from sb3_extra_buffers.state import Json, SavedState, State, register_decoder, register_encoder
+from sb3_extra_buffers.state import DECODERS, ENCODERS, Json, SavedState, State
 
-register_encoder(GoalSelectionStrategy, lambda strategy, where: {"$goals": strategy.name})
-register_decoder("$goals", lambda name: GoalSelectionStrategy[name])
+ENCODERS[GoalSelectionStrategy] = lambda strategy, where: {"$goals": strategy.name}
+DECODERS["$goals"] = lambda name: GoalSelectionStrategy[name]
 
 
 class _Step(NamedTuple):

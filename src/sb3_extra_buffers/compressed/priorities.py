@@ -18,7 +18,7 @@ from sb3_extra_buffers.compressed.rows import on_host
 from sb3_extra_buffers.compressed.sum_tree import SumTree
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.interruption import uninterrupted
-from sb3_extra_buffers.state import SavedState, State, encode, register_decoder, register_encoder
+from sb3_extra_buffers.state import DECODERS, ENCODERS, SavedState, State, encode
 from sb3_extra_buffers.storage.usage import MemoryUsage
 
 
@@ -137,5 +137,5 @@ class Beta:
         self.value = cloudpickle.loads(state)
 
 
-register_encoder(Beta, _encode_beta)
-register_decoder("$linear", lambda numbers: LinearSchedule(*numbers))
+ENCODERS[Beta] = _encode_beta
+DECODERS["$linear"] = lambda numbers: LinearSchedule(*numbers)

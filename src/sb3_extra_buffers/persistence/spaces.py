@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from sb3_extra_buffers.errors import SaveError
-from sb3_extra_buffers.state import decode_dtype, encode, register_decoder, register_encoder
+from sb3_extra_buffers.state import DECODERS, ENCODERS, decode_dtype, encode
 
 _LARGEST_BOX = 1 << 26
 """The most elements that an observation in an untrusted file may have."""
@@ -65,5 +65,5 @@ def _decode_space(content: Any) -> Any:
     raise ValueError(f"not a space: {kind!r}")
 
 
-register_encoder(spaces.Space, lambda space, where: {"$space": _encode_space(space, where)})
-register_decoder("$space", _decode_space)
+ENCODERS[spaces.Space] = lambda space, where: {"$space": _encode_space(space, where)}
+DECODERS["$space"] = _decode_space

@@ -116,13 +116,7 @@ def _pieces(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 def saved_memory(state: SavedState, name: str, at_least: int) -> tuple[Memory, int]:
     """Bytes of a saved state in memory that can grow, and how many they are."""
-    size = state.array_nbytes(name)
-    mapped: Memory | None = state.map_bytes(name)
-    if mapped is not None:
-        return mapped, size
-    memory = AnonymousMemory(max(size, at_least))
-    state.read_bytes(name, memory.data)
-    return memory, size
+    return state.memory(name, lambda size: AnonymousMemory(max(size, at_least)))
 
 
 def zeros_in_file(folder: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
