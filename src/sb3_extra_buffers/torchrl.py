@@ -271,8 +271,8 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
         elif "_compressed" in state_dict:
             packed = state_dict["_compressed"].numpy().tobytes()
             template = self._dense() if self.initialized else TensorDict()
-            with container.unpack(packed, "The state dict") as file:
-                self._restore(template.load_state_dict(state_dict["_dense"], strict=False).clone(), file)
+            file = container.unpack(packed, "The state dict")
+            self._restore(template.load_state_dict(state_dict["_dense"], strict=False).clone(), file)
         else:
             rows = state_dict["_storage"]
             is_tensor = isinstance(rows, th.Tensor)

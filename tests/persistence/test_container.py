@@ -125,8 +125,8 @@ def test_a_link_in_the_way_of_a_new_file_is_replaced(target: str, tmp_path: Path
 
 def test_a_pipe_is_not_waited_for(path: Path) -> None:
     os.mkfifo(path)
-    with pytest.raises(FileFormatError, match="not a regular file"):
-        Container.open(path)
+    with pytest.raises(FileFormatError, match="not a regular file"), Container.open(path):
+        pass
 
 
 def test_a_file_that_is_mostly_out_of_date_is_written_anew(path: Path) -> None:

@@ -11,11 +11,8 @@ overwrites the header, 128 bytes in one write, which makes the new manifest vali
 When more than half of the file is out of date, everything is written to a new file, which replaces the old one.
 
 Bytes after the newest manifest were left behind by a save that did not finish. All other bytes are covered by a
-checksum (XXH3, 128 bits): the header ends with its own, and contains that of the manifest.
-
-All numbers are little-endian. The header is ``MAGIC``, the version (4 bytes), 4 zero bytes, the number of saves, offset
-and length of the manifest (8 bytes each), its checksum (16), zeros, the header's checksum (16). A block is padded with
-zeros to a multiple of 64 bytes, and its checksum covers them. Blocks of zeros are not stored.
+checksum (XXH3, 128 bits): the header ends with its own, and contains that of the manifest. See ``docs/saving.md`` for
+the bytes of the header, the manifest and the blocks.
 """
 
 from __future__ import annotations
@@ -107,21 +104,12 @@ class Container:
         self._read_manifest(most_zeros)
 
     @classmethod
-    def open(cls, path: Path, mmap: bool = False) -> Container:
+    @contextlib.contextmanager
+    def open(cls, path: Path, mmap: bool = False) -> Iterator[Container]:
         if not path.is_file() and path.exists():  # opening a pipe could block
             raise FileFormatError(f"{path} is not a saved buffer of this library: it is not a regular file.")
-        file = path.open("rb")
-        try:
-            return cls(path, file, mmap)
-        except BaseException:
-            file.close()
-            raise
-
-    def __enter__(self) -> Container:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._file.close()
+        with path.open("rb") as file:
+            yield cls(path, file, mmap)
 
     def _read_manifest(self, most_zeros: int) -> None:
         """Read the newest manifest. Every value in it is checked."""
@@ -245,10 +233,7 @@ def write(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, Value], prog
     path = Path(os.path.realpath(path))
     before = _usable(path)
     try:
-        if before is None:
-            with replacing(path) as file:
-                return _append(file, None, meta, arrays, progress)
-        with path.open("r+b") as file:
+        with replacing(path) if before is None else path.open("r+b") as file:
             return _append(file, before, meta, arrays, progress)
     except OSError as error:
         raise SaveError(

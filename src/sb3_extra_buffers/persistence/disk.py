@@ -32,19 +32,14 @@ def sync_all(folder: Path) -> None:
     sync_directory(folder)
 
 
-def create(path: Path) -> BinaryIO:
-    """Create a file, and remove an existing one of that name first. The target of a link is not changed."""
-    path.unlink(missing_ok=True)
-    return path.open("x+b")
-
-
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A new file that replaces ``path`` when the block ends. If it fails, ``path`` stays as it was."""
     # Always the same name, so that the next attempt replaces the file that a killed process has left behind.
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
-        with create(unfinished) as file:
+        unfinished.unlink(missing_ok=True)  # not opened: it may be a link, whose target must not change
+        with unfinished.open("x+b") as file:
             yield file
             sync(file)
         unfinished.replace(path)
