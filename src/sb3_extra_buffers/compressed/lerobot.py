@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ _VERSION = "v3."
 _ROWS_AT_ONCE = 16
 _ACTION, _REWARD, _DONE, _TRUNCATED = "action", "next.reward", "next.done", "next.truncated"
 _EPISODE, _INDEX = "episode_index", "index"
+_NO_FRAME: dict[str, Any] = {}
 
 
 class LeRobotFolder:
@@ -105,28 +106,20 @@ class LeRobotFolder:
         return keys if as_dict else {SINGLE: chosen[0]}
 
     def steps(self) -> Iterator[tuple[Any, ...]]:
-        """All steps, as ``add()`` takes them.
-
-        A frame's next observation is that of the following frame. LeRobot stores none after the last action of an
-        episode: there it is the frame's own.
-        """
-        frames = self._frames()
-        frame = next(frames)
-        for following in chain(frames, [None]):
-            is_last = following is None or following[_EPISODE] != frame[_EPISODE]
+        """All steps, as ``add()`` takes them. The last step of an episode has its own observation as the next one."""
+        for frame, following in pairwise(chain(self._frames(), [_NO_FRAME])):
+            is_last = following.get(_EPISODE) != frame[_EPISODE]
             done = bool(frame.get(_DONE, False))
             truncated = bool(frame.get(_TRUNCATED, False)) or (is_last and not done)
             obs = map_parts(lambda value: value[None], frame["observation"])
             yield (
                 obs,
-                obs if following is None or is_last else map_parts(lambda value: value[None], following["observation"]),
+                obs if is_last else map_parts(lambda value: value[None], following["observation"]),
                 frame[_ACTION][None],
                 np.asarray(frame.get(_REWARD, 0.0), dtype=np.float32).reshape(1),
                 np.array([done or truncated or is_last]),
                 [{"TimeLimit.truncated": truncated}],
             )
-            if following is not None:
-                frame = following
 
     def _frames(self) -> Iterator[dict[str, Any]]:
         """The frames of all files, each with an item "observation" and the further columns that a step needs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,6 @@ from sb3_extra_buffers.compressed.arguments import EpisodeEnd
 from sb3_extra_buffers.compressed.drawing import draw
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
-
-EPISODE_ENDS = ("pad", "stop", "cross")
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class SequenceShape:
                 f"overlap must be from 0 to {total - 1} for sequences of {total} steps (burn_in + length + "
                 f"bootstrap_steps), not {overlap}. Leave it out to begin a sequence at every step."
             )
-        if at_episode_end not in EPISODE_ENDS:
+        if at_episode_end not in get_args(EpisodeEnd):
             raise ConfigurationError(f"at_episode_end must be 'pad', 'stop' or 'cross', not {at_episode_end!r}.")
         return cls(length, burn_in, bootstrap_steps, total - overlap, at_episode_end)
 
