@@ -24,9 +24,6 @@ class FileReport:
     class_name: str
     library: str
     """The version of the library that wrote it."""
-    format_version: int
-    saves: int
-    """How many times the file was saved to since it was last rewritten."""
     observation_space: spaces.Space[Any]
     action_space: spaces.Space[Any]
     n_envs: int
@@ -57,7 +54,7 @@ class FileReport:
         rows = {
             "file": self.path,
             "class": self.class_name,
-            "written by": f"sb3-extra-buffers {self.library}, format version {self.format_version}",
+            "written by": f"sb3-extra-buffers {self.library}, format version {VERSION}",
             "observations": self.observation_space,
             "actions": self.action_space,
             "transitions": f"{self.transitions:,} of {self.capacity:,}, from {self.n_envs} environments",
@@ -105,8 +102,6 @@ def _report(path: Path, file: Container, damaged: list[str] | None) -> FileRepor
         path=path,
         class_name=file.meta["class"],
         library=file.meta["library"],
-        format_version=VERSION,
-        saves=file.generation,
         observation_space=observation_space,
         action_space=action_space,
         n_envs=n_envs,
