@@ -10,7 +10,6 @@ import logging
 import signal
 import sys
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 import click
@@ -93,7 +92,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # some encodings of Windows lack letters: print "?"
-    signal.signal(signal.SIGTERM, _exit)  # runs `finally` blocks, which remove temporary files
+    # Unlike the default, this runs `finally` blocks, which remove temporary files.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         app.main(arguments, prog_name=PROGRAM, standalone_mode=False)
     except click.Abort:
@@ -108,7 +108,3 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         click.echo(f"Error: {error}", err=True)
         sys.exit(1)
     sys.exit(0)
-
-
-def _exit(signal_number: int, frame: FrameType | None) -> NoReturn:
-    sys.exit(128 + signal_number)

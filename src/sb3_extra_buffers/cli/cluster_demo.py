@@ -34,13 +34,13 @@ def cluster_demo(env_id: str, collectors: int, envs: int, steps: int, address: s
 
     from gymnasium import spaces
     from stable_baselines3 import DQN
-    from stable_baselines3.common.preprocessing import is_image_space
 
     from sb3_extra_buffers.codecs.availability import require
     from sb3_extra_buffers.distributed import ShardedReplayBuffer, distributed
     from sb3_extra_buffers.distributed.status import StatusLine
     from sb3_extra_buffers.errors import ConfigurationError
     from sb3_extra_buffers.measure.environments import make_env
+    from sb3_extra_buffers.measure.recommendation import policy_name
 
     require("ray", "This demo", "ray")
     env = make_env(env_id, 1, seed)
@@ -50,7 +50,7 @@ def cluster_demo(env_id: str, collectors: int, envs: int, steps: int, address: s
             "--env, such as CartPole-v1."
         )
     model = distributed(DQN)(
-        "CnnPolicy" if is_image_space(env.observation_space) else "MlpPolicy",
+        policy_name(env.observation_space),
         env,
         buffer_size=max(steps, 10_000),
         learning_starts=min(1_000, steps // 8),

@@ -37,14 +37,10 @@ def verify(play: Play, algo: str | None, buffer_size: int | None, method: str) -
 
     buffer_arguments(method)  # raises if it is wrong, before the slow work
     steps, n_envs = play.steps, play.n_envs
-    replay_size = buffer_size or max(n_envs, min(_MAX_REPLAY_SIZE, steps * n_envs // _FILLS))
-    rollout = max(_MIN_ROLLOUT, min(_MAX_ROLLOUT, steps // _ROLLOUTS))
-    rollout = rollout if buffer_size is None else max(1, buffer_size // n_envs)
-    names = {
-        "Replay": f"replay buffer of {replay_size:,} transitions",
-        "Rollout": f"rollout buffer of {rollout:,} steps",
+    sizes = {
+        "Replay": buffer_size or max(n_envs, min(_MAX_REPLAY_SIZE, steps * n_envs // _FILLS)),
+        "Rollout": buffer_size or max(_MIN_ROLLOUT, min(_MAX_ROLLOUT, steps // _ROLLOUTS)) * n_envs,
     }
-    sizes = {"Replay": replay_size, "Rollout": rollout * n_envs}
     with closing(play.make_env()) as env:
         verifications = [
             Verification(
@@ -61,8 +57,12 @@ def verify(play: Play, algo: str | None, buffer_size: int | None, method: str) -
         f"{play.env_id}: {steps:,} steps of {n_envs} environments, observations {describe(env.observation_space)}"
     )
     for verification, tally in zip(verifications, tallies, strict=True):
-        name, codec = names[verification.task.kind], verification.ours.memory_usage().method
-        click.echo(f"  {name}, {codec}: filled {tally.fills:,} times, {tally.batches:,} batches compared")
+        kind, ours = verification.task.kind, verification.ours
+        size = f"{sizes[kind]:,} transitions" if kind == "Replay" else f"{ours.buffer_size:,} steps"
+        click.echo(
+            f"  {kind.lower()} buffer of {size}, {ours.memory_usage().method}: filled {tally.fills:,} times, "
+            f"{tally.batches:,} batches compared"
+        )
     if any(tally.fills == 0 for tally in tallies):
         click.echo(
             "A buffer never became full, so overwriting was not tested: use more --steps or a smaller --buffer-size."
