@@ -19,7 +19,8 @@ from sb3_extra_buffers.errors import ConfigurationError, EnvironmentMakeError, E
 from sb3_extra_buffers.training_utils import atari
 
 ATARI_STACK = 4
-_NUMBERS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+SUPPORTED_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+"""Of observations, apart from Dict, and of actions."""
 
 Wrapper = Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]
 
@@ -93,11 +94,11 @@ def _unsupported(observations: spaces.Space[Any], actions: spaces.Space[Any]) ->
     """Which of these spaces SB3 does not support, for an error message."""
     if isinstance(observations, spaces.Dict):
         parts = observations.spaces.items()
-        if wrong := [f"{key} ({type(part).__name__})" for key, part in parts if not isinstance(part, _NUMBERS)]:
+        if wrong := [f"{key} ({type(part).__name__})" for key, part in parts if not isinstance(part, SUPPORTED_SPACES)]:
             return f"observations have keys that SB3 does not support: {', '.join(wrong)}"
-    elif not isinstance(observations, _NUMBERS):
+    elif not isinstance(observations, SUPPORTED_SPACES):
         return f"observations have a type that SB3 does not support: {type(observations).__name__}"
-    if not isinstance(actions, _NUMBERS):
+    if not isinstance(actions, SUPPORTED_SPACES):
         return f"actions have a type that SB3 does not support: {type(actions).__name__}"
     return None
 

@@ -11,15 +11,15 @@ from stable_baselines3.common.preprocessing import is_image_space
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.measure.buffers import SB3, buffer_arguments
 from sb3_extra_buffers.measure.comparison import Comparison, Result
+from sb3_extra_buffers.measure.environments import SUPPORTED_SPACES
 from sb3_extra_buffers.storage.choice import TIME_WEIGHT
 
-_ANY = (spaces.Discrete, spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
 _ALGORITHMS: dict[str, tuple[Literal["Replay", "Rollout"], tuple[type[spaces.Space[Any]], ...]]] = {
     "dqn": ("Replay", (spaces.Discrete,)),
     "sac": ("Replay", (spaces.Box,)),
     "td3": ("Replay", (spaces.Box,)),
-    "ppo": ("Rollout", _ANY),
-    "a2c": ("Rollout", _ANY),
+    "ppo": ("Rollout", SUPPORTED_SPACES),
+    "a2c": ("Rollout", SUPPORTED_SPACES),
 }
 """For each algorithm, the kind of its buffer and the action spaces that it supports."""
 _MIN_CNN_SIDE = 36

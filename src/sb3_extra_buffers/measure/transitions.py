@@ -54,8 +54,8 @@ class TransitionFile:
         with gzip.open(path, "wb", compresslevel=1) as file:
             for obs, next_obs, action, reward, done, infos in transitions:
                 truncated = [info.get("TimeLimit.truncated", False) for info in infos]
-                pickle.dump((_packed(obs) if is_reset else None, _packed(next_obs)), file)
-                pickle.dump((action, reward, done, truncated), file)
+                packed_obs = _packed(obs) if is_reset else None
+                pickle.dump((packed_obs, _packed(next_obs), action, reward, done, truncated), file)
                 steps, is_reset = steps + 1, bool(np.any(done))
         return cls(path, steps, env.num_envs, env.observation_space, env.action_space)
 
@@ -67,8 +67,7 @@ class TransitionFile:
         next_obs: Any = None
         with gzip.open(self.path, "rb") as file:
             for _ in range(self.steps if steps is None else min(steps, self.steps)):
-                packed_obs, packed_next_obs = pickle.load(file)
-                action, reward, done, truncated = pickle.load(file)
+                packed_obs, packed_next_obs, action, reward, done, truncated = pickle.load(file)
                 obs = next_obs if packed_obs is None else _unpacked(packed_obs)
                 next_obs = _unpacked(packed_next_obs)
                 infos = [{"TimeLimit.truncated": bool(flag)} for flag in truncated]

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch as th
 
+from sb3_extra_buffers.compressed.rows import map_parts
 from sb3_extra_buffers.errors import MismatchError
 from sb3_extra_buffers.measure.buffers import SB3, Task
 from sb3_extra_buffers.measure.transitions import Transition
@@ -159,10 +160,7 @@ def _arrays(expected: Any, actual: Any) -> Iterator[tuple[str, Array, Array]]:
 
 def _rows(field: Any, slots: slice) -> Any:
     """Rows of a stored field, with slots and environments flattened into one axis."""
-    if isinstance(field, Mapping):
-        return {key: _rows(part, slots) for key, part in field.items()}
-    array = np.asarray(field[slots])
-    return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
+    return map_parts(lambda part: np.concatenate(np.asarray(part[slots])), field)
 
 
 def _mismatch(field: str, where: str, expected: Array, actual: Array) -> MismatchError:
