@@ -7,9 +7,7 @@ copies to the host, for everything in SB3, and lets algorithms made by
 
 from __future__ import annotations
 
-import operator
 import time
-from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -19,7 +17,7 @@ from gymnasium import spaces
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_extra_buffers.compressed.rows import map_parts
+from sb3_extra_buffers.compressed.rows import map_parts, parts_at
 from sb3_extra_buffers.errors import ConfigurationError, ObservationError
 
 Observations = Any
@@ -81,7 +79,6 @@ class DeviceVecEnv(VecEnv):
                 )
         self.env = env
         self.device = th.device(env.device)
-        self._seed: int | None = None
         self._actions: Any = None
         self._began = time.time()
         super().__init__(env.num_envs, env.observation_space, env.action_space)
@@ -90,8 +87,8 @@ class DeviceVecEnv(VecEnv):
 
     def reset_tensors(self) -> Observations:
         """Reset all environments, with the seed that :meth:`seed` was given."""
-        obs = self.env.reset(self._seed)
-        self._seed = None
+        obs = self.env.reset(self._seeds[0])
+        self._reset_seeds()
         self._returns = th.zeros_like(self._returns)
         self._lengths = th.zeros_like(self._lengths)
         self._check(obs)
@@ -126,17 +123,16 @@ class DeviceVecEnv(VecEnv):
         found = self.observation_space
         wanted: dict[str, Any] = dict(found.spaces) if isinstance(found, spaces.Dict) else {"": found}
         for key, space in wanted.items():
-            shape = (self.num_envs, *space.shape)
-            if not isinstance(parts.get(key), th.Tensor) or parts[key].shape != shape:
-                given = tuple(parts[key].shape) if isinstance(parts.get(key), th.Tensor) else type(parts.get(key))
+            part, shape = parts.get(key), (self.num_envs, *space.shape)
+            if not isinstance(part, th.Tensor) or part.shape != shape:
+                given = tuple(part.shape) if isinstance(part, th.Tensor) else type(part)
                 raise ObservationError(f"Observations{key and f' {key!r}'} must be tensors of {shape}, not {given}.")
-            if parts[key].device.type != self.device.type:
-                raise ObservationError(f"Observations are on {parts[key].device}, but the device is {self.device}.")
+            if part.device.type != self.device.type:
+                raise ObservationError(f"Observations are on {part.device}, but the device is {self.device}.")
 
     # For SB3
 
     def reset(self) -> Any:
-        self.reset_infos = [{} for _ in range(self.num_envs)]
         return map_parts(to_array, self.reset_tensors())
 
     def step_async(self, actions: npt.NDArray[Any]) -> None:
@@ -148,16 +144,10 @@ class DeviceVecEnv(VecEnv):
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         for i, episode in self.episodes(summary).items():
             infos[i]["episode"] = episode
-            alone = map_parts(operator.itemgetter(i), tracked.step.final_obs)
-            infos[i]["terminal_observation"] = map_parts(to_array, alone)
+            infos[i]["terminal_observation"] = map_parts(to_array, parts_at(tracked.step.final_obs, i))
             infos[i]["TimeLimit.truncated"] = bool(summary[1, i])
         rewards = to_array(tracked.step.rewards.float())
         return map_parts(to_array, tracked.step.obs), rewards, summary[0].astype(bool), infos
-
-    def seed(self, seed: int | None = None) -> Sequence[int | None]:
-        """The seed of the next reset."""
-        self._seed = seed
-        return [seed] * self.num_envs
 
     def close(self) -> None:
         close = getattr(self.env, "close", None)

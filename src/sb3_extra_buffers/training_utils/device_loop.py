@@ -11,11 +11,10 @@ are copied to the host in the background, and used some steps later.
 from __future__ import annotations
 
 import functools
-import inspect
-import operator
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,14 +29,9 @@ from stable_baselines3.common.type_aliases import RolloutReturn, TrainFreq, Trai
 from stable_baselines3.common.vec_env import VecEnv
 from torch.distributions import Distribution
 
-from sb3_extra_buffers.compressed.rows import map_parts
+from sb3_extra_buffers.compressed.rows import map_parts, parts_at
 from sb3_extra_buffers.errors import ConfigurationError
-from sb3_extra_buffers.gpu_buffers import (
-    GpuDictReplayBuffer,
-    GpuDictRolloutBuffer,
-    GpuReplayBuffer,
-    GpuRolloutBuffer,
-)
+from sb3_extra_buffers.gpu_buffers import GpuDictReplayBuffer, GpuDictRolloutBuffer, GpuReplayBuffer, GpuRolloutBuffer
 from sb3_extra_buffers.gpu_buffers.transfer import Report, upload
 from sb3_extra_buffers.training_utils.device_env import DeviceVecEnv, Observations, TrackedStep
 
@@ -59,13 +53,11 @@ def on_device(algorithm: Algorithm) -> Algorithm:
 
 @functools.cache
 def _subclass(algorithm: type) -> Any:
+    collect = getattr(algorithm, "collect_rollouts", None)
     loop: type
-    if getattr(algorithm, "collect_rollouts", None) is OnPolicyAlgorithm.collect_rollouts:
+    if collect is OnPolicyAlgorithm.collect_rollouts:
         loop = _OnPolicyLoop
-    elif (
-        getattr(algorithm, "collect_rollouts", None) is OffPolicyAlgorithm.collect_rollouts
-        and "exploration_fraction" in inspect.signature(algorithm).parameters
-    ):
+    elif collect is OffPolicyAlgorithm.collect_rollouts and "exploration_fraction" in signature(algorithm).parameters:
         loop = _OffPolicyLoop
     else:
         name = getattr(algorithm, "__name__", algorithm)
@@ -195,9 +187,8 @@ class _OnPolicyLoop(_Loop):
             self.ep_info_buffer.extend(env.episodes(summary).values())
             for i in np.flatnonzero(summary[1]).tolist():
                 # One by one, as SB3 does it: networks do not give the same bits for batches of other sizes.
-                alone = map_parts(operator.itemgetter(slice(i, i + 1)), final_obs)
                 with th.no_grad():
-                    value = self.policy.predict_values(alone)
+                    value = self.policy.predict_values(parts_at(final_obs, slice(i, i + 1)))
                 self._terminal_values.append((number, i, self.gamma * value.reshape(())))
 
     def _add_terminal_values(self: Any, rollout_buffer: RolloutBuffer) -> None:
