@@ -13,21 +13,15 @@ import sys
 
 import numpy as np
 
-from sb3_extra_buffers.codecs.registry import parse_method
-from sb3_extra_buffers.compatibility.device import CURVES, MEASURED_RATIOS, Curve
+from sb3_extra_buffers.compatibility.device import CURVES, RATIOS_BY_LEVEL, Curve
 
 HIGHEST_DEGREE = 4
 
 
 def fit() -> dict[str, Curve]:
-    points: dict[str, list[tuple[int, float]]] = {}
-    for text, ratio in MEASURED_RATIOS.items():
-        method = parse_method(text)
-        if method.level is not None:
-            points.setdefault(method.name, []).append((method.level, ratio))
     curves = {}
-    for family, measured in points.items():
-        levels, ratios = zip(*sorted(measured), strict=True)
+    for family, measured in RATIOS_BY_LEVEL.items():
+        levels, ratios = zip(*sorted(measured.items()), strict=True)
         degree = min(HIGHEST_DEGREE, len(levels) - 1)
         coefficients = tuple(float(f"{value:.6g}") for value in np.polyfit(levels, ratios, degree))
         curves[family] = Curve(coefficients, (min(levels), max(levels)), (min(ratios), max(ratios)))

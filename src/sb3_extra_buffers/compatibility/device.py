@@ -196,9 +196,7 @@ COMPRESSION_METHOD_MAP = {name: TensorCompressionMethod(name) for name in ("none
 OVERALLOC_FACTOR = 1.5
 """How many times the estimate to reserve."""
 
-MEASURED_RATIOS: dict[str, float] = {"none": 1.001, "rle": 0.753}
-"""Compressed size over raw size of MsPacman observations, stacks of four 84×84 frames."""
-_RATIOS_BY_LEVEL = {
+RATIOS_BY_LEVEL = {
     "zstd": {-100: 0.360, -50: 0.284, -20: 0.168, -5: 0.077, -3: 0.069, -1: 0.061}
     | {1: 0.057, 3: 0.055, 5: 0.052, 10: 0.049, 15: 0.045, 22: 0.044},
     "gzip": {1: 0.096, 3: 0.076},
@@ -206,8 +204,11 @@ _RATIOS_BY_LEVEL = {
     "lz4-frame": {1: 0.109, 5: 0.070, 9: 0.068, 12: 0.067},
     "lz4-block": {1: 0.077, 5: 0.070, 9: 0.067, 16: 0.066},
 }
-for _family, _ratios in _RATIOS_BY_LEVEL.items():
-    MEASURED_RATIOS |= {f"{_family}/{level}": ratio for level, ratio in _ratios.items()}
+"""Compressed size over raw size of MsPacman observations, stacks of four 84×84 frames."""
+MEASURED_RATIOS = {"none": 1.001, "rle": 0.753} | {
+    f"{family}/{level}": ratio for family, ratios in RATIOS_BY_LEVEL.items() for level, ratio in ratios.items()
+}
+"""The same by the name of a method, with those of methods without levels."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +234,7 @@ _COEFFICIENTS: dict[str, tuple[float, ...]] = {
 }
 CURVES = {
     family: Curve(_COEFFICIENTS[family], (min(ratios), max(ratios)), (min(ratios.values()), max(ratios.values())))
-    for family, ratios in _RATIOS_BY_LEVEL.items()
+    for family, ratios in RATIOS_BY_LEVEL.items()
 }
 
 _DEFAULT_LEVELS = {"zstd": -3, "gzip": 3, "igzip": 1, "lz4-frame": 1, "lz4-block": 1}
