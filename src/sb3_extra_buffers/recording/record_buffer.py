@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -122,13 +123,9 @@ class RecordBuffer(BaseRecordBuffer):
         height, width = res
         if min(height, width, ch_num, size) < 1:
             raise ConfigurationError(f"res, ch_num and size must be at least 1, not {res}, {ch_num} and {size}.")
-        given: list[Any] = list(dtypes or ())
-        given += [None] * (2 - len(given))
-        self.dtypes = (
-            np.dtype(np.uint8 if given[0] is None else given[0]),
-            np.dtype(np.float32 if given[1] is None else given[1]),
-            *map(np.dtype, given[2:]),
-        )
+        defaults = (np.uint8, np.float32)
+        given = itertools.zip_longest(dtypes or (), defaults)
+        self.dtypes = tuple(np.dtype(default if dtype is None else dtype) for dtype, default in given)
         self.res, self.ch_num, self.max_size = (height, width), ch_num, size
         self._action_shape, self._action_dtype = action_shape, np.dtype(action_dtype)
         self._config = StorageConfig.from_arguments(compression_method, None, compression_kwargs, None, frame_stack)
