@@ -18,6 +18,7 @@ from tqdm import tqdm
 import common
 from sb3_extra_buffers.codecs.registry import available_methods, parse_method
 from sb3_extra_buffers.measure.buffers import SB3, Task
+from sb3_extra_buffers.measure.comparison import warm_up
 from sb3_extra_buffers.measure.memory import settled_rss
 from sb3_extra_buffers.measure.policies import load_policy
 from sb3_extra_buffers.measure.processes import run_in_fresh_process
@@ -33,7 +34,6 @@ METHODS = (
     *("lz4-frame/1", "lz4-frame/5", "lz4-frame/9", "lz4-frame/12"),
     *("lz4-block/1", "lz4-block/5", "lz4-block/9", "lz4-block/16"),
 )
-WARM_UP_STEPS = 50
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -96,10 +96,7 @@ def play(options: Any, path: Path) -> TransitionFile:
 
 def measure(method: str, task: Task, data: TransitionFile) -> tuple[int, int, float]:
     """Bytes of the observations, growth of resident memory, and seconds in add (rollouts: to read all data once)."""
-    small = task.make(method, WARM_UP_STEPS * task.n_envs)  # triggers imports and compilation
-    for transition in data.read(WARM_UP_STEPS):
-        task.add(small, transition)
-    del small
+    warm_up(method, task, data)
     before = settled_rss()
     buffer = task.make(method, data.transition_count)
     seconds = 0.0

@@ -137,7 +137,7 @@ def compare(
     with tqdm(everyone, "memory", unit="process") as bar:
         memories = [run_in_fresh_process(measure_memory, method, task, data, buffer_size) for method in bar]
     for method in everyone:
-        _warm_up(method, task, data)
+        warm_up(method, task, data)
     buffers = {method: task.make(method, held) for method in everyone}
     for buffer in tqdm(buffers.values(), "fill", unit="buffer"):
         fill(task, buffer, data.read(), data.steps)  # the first time, buffers wait for fresh memory
@@ -158,13 +158,13 @@ def measure_memory(method: str, task: Task, data: TransitionFile, buffer_size: i
     """Measure the RSS growth of a process that fills a buffer. Call this in a fresh process."""
     if method == SB3:  # the arrays of the full size may not fit in memory
         buffer_size = min(buffer_size, data.transition_count)
-    _warm_up(method, task, data)
+    warm_up(method, task, data)
     before = settled_rss()
     buffer = task.make(method, buffer_size)
     return Memory(method, fill(task, buffer, data.read(), data.steps, lambda: settled_rss() - before))
 
 
-def _warm_up(method: str, task: Task, data: TransitionFile) -> None:
+def warm_up(method: str, task: Task, data: TransitionFile) -> None:
     """Fill a small buffer, so that imports, compiling kernels and the allocator's pools do not count."""
     buffer = task.make(method, _WARM_UP_STEPS * task.n_envs)
     for transition in data.read(_WARM_UP_STEPS):
