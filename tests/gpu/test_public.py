@@ -17,7 +17,6 @@ import sb3_extra_buffers.gpu_buffers as gpu_buffers
 from sb3_extra_buffers.compatibility.device import (
     CURVES,
     MEASURED_RATIOS,
-    SlotMetadata,
     estimate_max_slot_bytes,
     estimate_ratio,
     estimate_total_heap_bytes,
@@ -116,10 +115,6 @@ def test_single_observations(method: str, device: str) -> None:
     assert (data.dtype, data.device.type) == (th.uint8, device)
     again = COMPRESSION_METHOD_MAP[method].decompress(data, arr_configs={"shape": (3, 20), "dtype": th.float32})
     assert th.equal(again, observation)
-
-
-def test_the_parts_of_a_run_length_record() -> None:
-    assert SlotMetadata.of_record(100, 30, run_bytes=2, element_bytes=1) == (100, 0, 20, 10, 30)
 
 
 class TestSizeEstimation:

@@ -164,12 +164,6 @@ class SlotMetadata(NamedTuple):
     """The number of runs."""
     payload_bytes: int
 
-    @classmethod
-    def of_record(cls, byte_start: int, payload_bytes: int, run_bytes: int, element_bytes: int) -> SlotMetadata:
-        """The layout of a record of ``payload_bytes`` bytes whose run lengths and elements have these sizes."""
-        run_length = payload_bytes // (run_bytes + element_bytes)
-        return cls(byte_start, 0, run_length * run_bytes, run_length, payload_bytes)
-
 
 class TensorCompressionMethod(CompressionMethod):
     """:class:`~sb3_extra_buffers.compressed.compression_methods.CompressionMethod` for tensors: the same bytes.
