@@ -23,9 +23,9 @@ import numpy as np
 import torch as th
 from stable_baselines3 import PPO
 
-from benchmarks.studies.gpu_training import have_same_weights
 from device_breakout import STACK, DeviceBreakout
 from sb3_extra_buffers.gpu_buffers import GpuRolloutBuffer
+from sb3_extra_buffers.measure.training import hash_of
 from sb3_extra_buffers.training_utils.device_env import DeviceVecEnv
 from sb3_extra_buffers.training_utils.device_loop import on_device
 
@@ -98,7 +98,7 @@ def measure(arguments: argparse.Namespace, n_epochs: int) -> dict[str, float]:
     found = {f"{name}, steps/s": statistics.median(own[1:]) for name, own in rates.items()}
     found |= {f"{name}, steps/s while collecting": statistics.median(own[1:]) for name, own in collecting.items()}
     found["on device / SB3"] = found["on device, steps/s"] / found["SB3, steps/s"]
-    found["same weights"] = float(have_same_weights(list(models.values())))
+    found["same weights"] = float(len({hash_of(model.policy) for model in models.values()}) == 1)
     return found
 
 
