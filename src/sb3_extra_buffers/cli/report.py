@@ -100,20 +100,17 @@ class Report:
         comparison, size = self.comparison, self.comparison.buffer_size
         held = f"with {comparison.sb3.memory.transitions:,} transitions"
         extrapolated = f", extrapolated to {size:,}" if comparison.is_extrapolated else ""
-        lines = [
+        is_unsettled = comparison.is_extrapolated and comparison.steps < _SETTLED_STEPS
+        hint = f"auto may still change its method: use --steps {_SETTLED_STEPS} or more to measure its final choice."
+        return [
             f"memory: RSS growth of a fresh process {held}{extrapolated}.",
+            *([hint] if is_unsettled else []),
             "ratio: SB3's memory divided by this buffer's (above 1.0 = smaller).",
             f"add: mean time of one step of {self._environments}, in buffers that were filled before. sample: median "
             "time of one batch. Calls are interleaved, so that all buffers see the same machine load.",
             "speed: how many times faster one add + one sample is than with SB3's buffer (below 1.0 = slower).",
             self.machine,
         ]
-        if extrapolated and comparison.steps < _SETTLED_STEPS:
-            lines.insert(
-                1,
-                f"auto may still change its method: use --steps {_SETTLED_STEPS} or more to measure its final choice.",
-            )
-        return lines
 
     @property
     def advice(self) -> str:
