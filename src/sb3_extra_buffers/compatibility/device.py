@@ -172,15 +172,13 @@ class TensorCompressionMethod(CompressionMethod):
     """
 
     def compress(self, arr: th.Tensor | npt.NDArray[Any], *dtypes: Any, **options: Any) -> th.Tensor:  # type: ignore[override]
-        options = {name: as_numpy_dtypes(value) for name, value in options.items()}
-        data = super().compress(on_host(arr), *map(as_numpy_dtypes, dtypes), **options)
+        data = super().compress(on_host(arr), *map(as_numpy_dtypes, dtypes), **as_numpy_dtypes(options))
         return th.tensor(
             np.frombuffer(data, dtype=np.uint8), device=arr.device if isinstance(arr, th.Tensor) else "cpu"
         )
 
     def decompress(self, data: th.Tensor, *dtypes: Any, **options: Any) -> th.Tensor:  # type: ignore[override]
-        options = {name: as_numpy_dtypes(value) for name, value in options.items()}
-        array = super().decompress(on_host(data).tobytes(), *map(as_numpy_dtypes, dtypes), **options)
+        array = super().decompress(on_host(data).tobytes(), *map(as_numpy_dtypes, dtypes), **as_numpy_dtypes(options))
         return th.tensor(array, device=data.device)
 
 
