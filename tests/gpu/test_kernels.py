@@ -13,7 +13,7 @@ from sb3_extra_buffers.codecs.delta_words import DeltaWordsCodec, encode_numpy
 from sb3_extra_buffers.codecs.rle import RleCodec
 from sb3_extra_buffers.gpu_buffers.arena import HeapBudget
 from sb3_extra_buffers.gpu_buffers.device_codecs import DeviceDelta, DeviceRle
-from sb3_extra_buffers.gpu_buffers.frame_store import DeviceFrameStore
+from sb3_extra_buffers.gpu_buffers.frame_store import _NO_RECORDS, DeviceFrameStore
 from sb3_extra_buffers.gpu_buffers.kernels import (
     LENGTH_BITS,
     REPORT_HEADER,
@@ -333,6 +333,14 @@ def check_frames(store: DeviceFrameStore, seen: np.ndarray, ends: np.ndarray, ba
 @pytest.mark.parametrize(("method", "group"), [("delta", 1), ("delta", 3), ("rle", 1)])
 def test_frames_of_every_size(method: str, group: int, size: int, content: str, device: str) -> None:
     check_frames(*stored(method, group, size, np.uint8, content, device))
+
+
+def test_an_index_that_has_grown_is_sent_before_records_are_written(device: str) -> None:
+    store, seen, ends = stored("delta", 2, 7, np.uint8, "changes a little", device)
+    store._grow_index()  # and then Ctrl-C came
+    store._write_records(0, 0, _NO_RECORDS, np.array([1]))
+    store.check()
+    check_frames(store, seen, ends)
 
 
 @pytest.mark.parametrize("dtype", [np.int16, np.float32, np.float64])

@@ -195,6 +195,7 @@ class DeviceFrameStore(CappedFrameStore):
         lanes, numbers, starts, lengths = records
         if not len(lanes) and not len(to_renew):
             return
+        self._send_index()
         references, renewed = np.zeros_like(lanes), _NOTHING
         if isinstance(codec, DeviceDelta):
             references = codec.references_for(self.n_lanes)[lanes]
