@@ -6,10 +6,6 @@ frames, and the frames that they refer to, are known to the device alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from operator import is_
-from typing import Any
-
 import numpy as np
 import torch as th
 
@@ -17,22 +13,12 @@ from sb3_extra_buffers.codecs.base import Codec, FrameSpec, Indices
 from sb3_extra_buffers.codecs.delta import DeltaCodec
 from sb3_extra_buffers.codecs.delta_words import DeltaWordsCodec
 from sb3_extra_buffers.codecs.rle import RleCodec
-from sb3_extra_buffers.gpu_buffers.kernels import (
-    DeviceFrames,
-    ObservationBatch,
-    RepeatedLaunch,
-    kernel_module,
-)
+from sb3_extra_buffers.gpu_buffers.kernels import DeviceFrames, ObservationBatch, RepeatedLaunch, kernel_module
 from sb3_extra_buffers.storage.config import CodecRecipe
-
-_MOST_LAUNCHES = 8
 
 
 class DeviceDelta(DeltaWordsCodec):
     """``delta``. ``reference_frames`` are as of the last time that they were fetched from the device."""
-
-    def __init__(self, frame: FrameSpec, *, frames_per_record: int = 1) -> None:
-        super().__init__(frame, frames_per_record=frames_per_record)
 
     @property
     def reference_bytes(self) -> int:
@@ -123,27 +109,3 @@ def host_codec(recipe: CodecRecipe, frame: FrameSpec) -> Codec:
     codec = recipe.build(frame)
     # The records of a device, so that a buffer that is saved on one machine can be loaded on another.
     return DeltaWordsCodec(frame, **recipe.options) if isinstance(codec, DeltaCodec) else codec
-
-
-class GatherLaunches:
-    """Launches that rebuild observations, kept for further batches of the same size from the same tensors."""
-
-    def __init__(self) -> None:
-        self._launches: dict[Any, tuple[tuple[Any, ...], RepeatedLaunch]] = {}
-
-    def run(
-        self,
-        make: Callable[[DeviceFrames, ObservationBatch], RepeatedLaunch],
-        frames: DeviceFrames,
-        batch: ObservationBatch,
-    ) -> None:
-        """Rebuild a batch. If no earlier launch serves for it, ``make`` one."""
-        places, ends, outs, fields = batch
-        key = places.n, places.envs_at, len(outs), fields is None
-        sources = frames, places.numbers, ends[0], ends[-1], fields and fields.fields
-        known = self._launches.get(key)
-        if known is None or not all(map(is_, known[0], sources)):
-            if known is not None or len(self._launches) == _MOST_LAUNCHES:
-                self._launches.clear()  # they keep outgrown tensors alive
-            known = self._launches[key] = sources, make(frames, batch)
-        known[1](batch.outputs)

@@ -9,7 +9,7 @@ KERNELS = "gpu_buffers/kernels/"
 DEVICE_FAULTS = [
     Fault(
         "on the device: batches are read from tensors that were outgrown",
-        "gpu_buffers/device_codecs.py",
+        "gpu_buffers/frame_store.py",
         "if known is None or not all(map(is_, known[0], sources)):",
         "if known is None:",
         DEVICE[:2],
