@@ -288,7 +288,7 @@ def kernel_time(buffer: GpuReplayBuffer, store: PackedObservationStore, batch_si
         places = Places([slots], rng.integers(buffer.n_envs, size=batch_size), store.device)
         shape = (batch_size, store.layout.stack, store.layout.frame.nbytes)
         outs = [th.empty(shape, dtype=th.uint8, device=store.device) for _ in range(2)]
-        batches.append(ObservationBatch(places, store._device_ends, outs))
+        batches.append(ObservationBatch(places, frames.ends, outs))
     for batch in batches:
         frames.launch(batch)
     th.cuda.synchronize()

@@ -175,7 +175,7 @@ class TestChecking:
 
     def test_where_observations_end(self, device: str) -> None:
         ours = self.filled(device)
-        ours._stores[""]._device_ends[1][3, 1] += 1000
+        ours._stores[""].frames.ends[1][3, 1] += 1000
         with pytest.raises(CorruptDataError, match="column 1"):
             ours.check()
 

@@ -52,13 +52,13 @@ class PackedObservationStore(DeviceStore):
 
     Until the first few dozen steps have shown how to store them, they are in host memory. There they stay if the device
     has no kernels for the method: without Triton, and with ``zstd``.
+
+    While frames are on the device, ``frames.ends`` says where observations end, and ``ends`` is out of date.
     """
 
     def __init__(self, **kwargs: Any) -> None:
         self._decide_again = False
         """Whether observations are still uncompressed on the host because the device had no room for them."""
-        self._device_ends: list[th.Tensor] = []
-        """For each column, ``int32`` (slots, environments). ``ends`` are out of date while frames are on the device."""
         super().__init__(**kwargs)
         self._send_ends()
 
@@ -114,7 +114,7 @@ class PackedObservationStore(DeviceStore):
     ) -> None:
         columns, slots = zip(*places, strict=True)
         self.slots_used = max(self.slots_used, 1 + max(slots))
-        frames.append_on_device(step.parts, [self._device_ends[column] for column in columns], slots, lanes, fields)
+        frames.append_on_device(step.parts, [frames.ends[column] for column in columns], slots, lanes, fields)
         self._place_digests(places, step.digests, lanes)
 
     def write(self, column: int, slot: int, observations: npt.NDArray[Any], lanes: Indices | None = None) -> None:
@@ -133,9 +133,10 @@ class PackedObservationStore(DeviceStore):
             self._wait()
 
     def is_shared(self, previous: int, slot: int) -> npt.NDArray[np.bool_]:
-        if self.device_frames is None:
+        frames = self.device_frames
+        if frames is None:
             return super().is_shared(previous, slot)
-        return (self._device_ends[1][previous] == self._device_ends[0][slot]).cpu().numpy()
+        return (frames.ends[1][previous] == frames.ends[0][slot]).cpu().numpy()
 
     def read(self, wanted: list[tuple[int, Indices]], envs: Indices, device: th.device = CPU) -> list[npt.NDArray[Any]]:
         if self.device_frames is None:
@@ -155,7 +156,7 @@ class PackedObservationStore(DeviceStore):
         new = allocator(shape, th.uint8, self.device)
         outs = [new() for _ in columns]
         if n:
-            frames.launch(ObservationBatch(places, [self._device_ends[column] for column in columns], outs, fields))
+            frames.launch(ObservationBatch(places, [frames.ends[column] for column in columns], outs, fields))
         return self._outputs_of(columns, places, outs if is_plain else [self._merge(out) for out in outs])
 
     def _merge(self, frames: th.Tensor) -> th.Tensor:
@@ -169,12 +170,13 @@ class PackedObservationStore(DeviceStore):
     def clear(self) -> None:
         with self.lock.held, uninterrupted():
             super().clear()
-            for ends in self._device_ends:
-                ends.zero_()
+            if self.device_frames is not None:
+                for ends in self.device_frames.ends:
+                    ends.zero_()
 
     def device_tensors(self) -> list[th.Tensor]:
         frames = self.device_frames
-        return [] if frames is None else [*self._device_ends, *frames.device_tensors()]
+        return [] if frames is None else [*frames.ends, *frames.device_tensors()]
 
     def check(self) -> None:
         with self.lock.held:
@@ -192,7 +194,6 @@ class PackedObservationStore(DeviceStore):
             return super().state()
 
     def restore(self, state: SavedState) -> None:
-        self._device_ends = []  # what is read is not to be replaced by what was there before
         super().restore(state)
         self._send_ends()
 
@@ -263,16 +264,15 @@ class PackedObservationStore(DeviceStore):
 
     def _send_ends(self) -> None:
         """Send the frame numbers of all observations to the device."""
-        self._device_ends = []
         if self.device_frames is not None:
-            self._device_ends = [upload(ends.view(np.int32), self.device) for ends in self.ends]
-            self.device_frames.ends = self._device_ends
+            self.device_frames.ends = [upload(ends.view(np.int32), self.device) for ends in self.ends]
 
     def _fetch_ends(self) -> None:
         """Copy the frame numbers of all observations to the host, which waits for the device."""
-        if self.device_frames is not None and self._device_ends:
-            self.device_frames.fetch_heads()
-            self.ends = [ends.cpu().numpy().view(np.uint32) for ends in self._device_ends]
+        frames = self.device_frames
+        if frames is not None and frames.ends:
+            frames.fetch_heads()
+            self.ends = [ends.cpu().numpy().view(np.uint32) for ends in frames.ends]
 
 
 class DenseObservationStore(DeviceStore):
