@@ -115,7 +115,7 @@ class BaseGpuBuffer(BaseCompressedBuffer):
     @property
     def device_bytes(self) -> int:
         """Memory on the device that this buffer takes, whether used or not."""
-        return sum(store.device_bytes for store in self._device_stores.values())
+        return sum(tensor.nbytes for tensor in self._device_tensors())
 
     def to(self, device: th.device | str) -> BaseGpuBuffer:
         """Move everything to ``device``, where batches go from now on as well."""
@@ -210,6 +210,7 @@ class BaseGpuBuffer(BaseCompressedBuffer):
                 store.check_device()
 
     def _device_tensors(self) -> list[th.Tensor]:
+        """Everything on the device that kernels read or write."""
         return [tensor for store in self._device_stores.values() for tensor in store.device_tensors()]
 
     _rebuilt: ClassVar[tuple[str, ...]] = (

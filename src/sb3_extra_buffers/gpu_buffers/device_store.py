@@ -81,11 +81,6 @@ class DeviceStore(ObservationStore, ABC):
     def check_device(self) -> None:
         """Check what is on the device, as a part of ``check()``."""
 
-    @property
-    def device_bytes(self) -> int:
-        """Memory on the device, whether used or not."""
-        return sum(tensor.nbytes for tensor in self.device_tensors())
-
     def read(self, wanted: list[tuple[int, Indices]], envs: Indices, device: th.device = CPU) -> list[npt.NDArray[Any]]:
         with self.lock.held:
             self._wait()

@@ -59,10 +59,6 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
     def _field_bytes(self) -> int:
         return self._fields.rows.nbytes
 
-    @property
-    def device_bytes(self) -> int:
-        return super().device_bytes + (0 if self._fields.copy is None else self._fields.copy.nbytes)
-
     def add(
         self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]] | dict[str, Any]
     ) -> None:

@@ -52,16 +52,8 @@ class GpuSequenceReplayBuffer(CompressedSequenceReplayBuffer, GpuReplayBuffer): 
         return {name: self._latent(name).flatten(0, 1) for name in self.latents}
 
     @property
-    def _latent_bytes(self) -> int:
-        return sum(latent.nbytes for latent in self._device_latents.values())
-
-    @property
     def _field_bytes(self) -> int:
-        return super()._field_bytes + self._latent_bytes
-
-    @property
-    def device_bytes(self) -> int:
-        return super().device_bytes + self._latent_bytes
+        return super()._field_bytes + sum(latent.nbytes for latent in self._device_latents.values())
 
     def _device_tensors(self) -> list[th.Tensor]:
         return [*super()._device_tensors(), *self._device_latents.values()]
