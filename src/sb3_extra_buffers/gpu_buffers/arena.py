@@ -43,11 +43,8 @@ class CappedArena(Arena):
 
     _growth = 64
     """It grows by one part of so many, or..."""
-
-    @property
-    def _smallest_step(self) -> int:
-        """... by so many bytes, if that is more."""
-        return _SMALLEST_STEP
+    _smallest_growth = 1
+    """... by so many times the smallest step, if that is more."""
 
     def __init__(self, budget: HeapBudget) -> None:
         super().__init__()
@@ -63,7 +60,7 @@ class CappedArena(Arena):
     def grow(self, size: int) -> tuple[int, int]:
         end = self.limit if self.wrap is None else self.wrap
         missing = self._missing(size)
-        wanted = max(size + 1, self.limit // self._growth, self._smallest_step)
+        wanted = max(size + 1, self.limit // self._growth, self._smallest_growth * _SMALLEST_STEP)
         step = int(min(wanted, self.size + self.budget.left - end))
         if step < missing:
             raise CapacityError(
@@ -156,10 +153,7 @@ class DeviceArena(CappedArena):
     """An arena on ``device``. Kernels write to it and read from it."""
 
     _growth = 128
-
-    @property
-    def _smallest_step(self) -> int:
-        return 8 * _SMALLEST_STEP
+    _smallest_growth = 8
 
     def __init__(self, device: th.device, budget: HeapBudget) -> None:
         super().__init__(budget)
