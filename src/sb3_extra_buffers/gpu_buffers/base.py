@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy.typing as npt
@@ -17,12 +18,13 @@ from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.codecs.registry import parse_method
 from sb3_extra_buffers.compatibility.device import as_numpy_dtypes
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
+from sb3_extra_buffers.compressed.rows import map_parts
 from sb3_extra_buffers.errors import ConfigurationError, OptionError, UnknownMethodError
 from sb3_extra_buffers.gpu_buffers.arena import HeapBudget
 from sb3_extra_buffers.gpu_buffers.device_store import DeviceStore
 from sb3_extra_buffers.gpu_buffers.observation_store import DenseObservationStore, PackedObservationStore
 from sb3_extra_buffers.gpu_buffers.transfer import CPU, Places, Staging
-from sb3_extra_buffers.storage.config import CodecRecipe, StorageConfig
+from sb3_extra_buffers.storage.config import CodecRecipe
 
 METHODS = ("none", "rle", "zstd", "delta")
 _DEFAULT_FRAMES_PER_RECORD = 3
@@ -150,9 +152,9 @@ class BaseGpuBuffer(BaseCompressedBuffer):
         super()._create_stores()
 
     def _make_store(self, key: str, is_image: bool, **arguments: Any) -> DeviceStore:
-        config = _config_for(self._config, is_image)
-        has_elements = math.prod(arguments["shape"]) > 0
-        is_packed = has_elements and (config.recipe is None or config.recipe.method.name != "none")
+        recipe = _recipe_for(self._config.recipe, is_image)
+        config = replace(self._config, recipe=recipe)
+        is_packed = recipe.method.name != "none" and math.prod(arguments["shape"]) > 0
         kind = PackedObservationStore if is_packed else DenseObservationStore
         return kind(config=config, device=self._location, budget=self._budget, **arguments)
 
@@ -229,24 +231,20 @@ class BaseGpuBuffer(BaseCompressedBuffer):
 
     def _sent(self, tensors: Any) -> Any:
         """A tensor or a dict of tensors, where batches are wanted."""
-        if isinstance(tensors, dict):
-            return {key: tensor.to(self.device) for key, tensor in tensors.items()}
-        return tensors.to(self.device)
+        return map_parts(lambda tensor: tensor.to(self.device), tensors)
 
 
-def _config_for(config: StorageConfig, is_image: bool) -> StorageConfig:
-    """The configuration with the defaults of GPU buffers."""
-    method = (
-        (parse_method("delta") if is_image else parse_method("none")) if config.recipe is None else config.recipe.method
-    )
-    options = {} if config.recipe is None else dict(config.recipe.options)
+def _recipe_for(given: CodecRecipe | None, is_image: bool) -> CodecRecipe:
+    """What the user wants, with the defaults of GPU buffers."""
+    recipe = given or CodecRecipe(parse_method("delta" if is_image else "none"))
+    method, options = recipe.method, dict(recipe.options)
     if options.get("indexed_colour"):
         raise OptionError("indexed_colour is for buffers in host memory. Leave it out of compression_kwargs.")
     if method.name == "delta":
         options.setdefault("frames_per_record", _DEFAULT_FRAMES_PER_RECORD)
     elif method.name == "rle" and has_numba():
         method = parse_method("rle-jit")  # the same bytes, sooner
-    return StorageConfig(CodecRecipe(method, options), config.elem_type, config.frame_stack)
+    return CodecRecipe(method, options)
 
 
 def _with_index(device: th.device) -> th.device:
