@@ -14,7 +14,7 @@ from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.gpu_buffers.arena import HeapBudget
 from sb3_extra_buffers.gpu_buffers.kernels import FieldBatch, FieldRow
 from sb3_extra_buffers.gpu_buffers.transfer import CPU, Places, torch_dtype
-from sb3_extra_buffers.storage.digests import Digests, digests_of
+from sb3_extra_buffers.storage.digests import Digests
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 
 
@@ -105,7 +105,7 @@ class DeviceStore(ObservationStore, ABC):
 
     def _checked_arrays(self, step: Sequence[Any]) -> tuple[list[npt.NDArray[Any]], list[Digests] | None]:
         arrays = [self.checked(part.cpu() if isinstance(part, th.Tensor) else part) for part in step]
-        return arrays, None if self.digests is None else [digests_of(array) for array in arrays]
+        return arrays, self._digests_of(arrays)
 
     def _outputs_of(self, columns: list[int], places: Places, stored: list[th.Tensor]) -> list[th.Tensor]:
         """Compare stored values with their checksums, if there are any, and convert them to the output dtype."""

@@ -37,7 +37,6 @@ from sb3_extra_buffers.gpu_buffers.transfer import (
 from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.config import CodecRecipe
-from sb3_extra_buffers.storage.digests import digests_of
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.observation_store import REVIEW_STEPS, ObservationStore
 from sb3_extra_buffers.storage.pickling import unpickled
@@ -70,9 +69,7 @@ class PackedObservationStore(DeviceStore):
     def gathers_fields(self) -> bool:
         return isinstance(self.frames, DeviceFrameStore)
 
-    @property
-    def takes_fields(self) -> bool:
-        return isinstance(self.frames, DeviceFrameStore)
+    takes_fields = gathers_fields
 
     def to(self, device: th.device) -> None:
         before = dict(self.__dict__)
@@ -124,7 +121,7 @@ class PackedObservationStore(DeviceStore):
             return
         with self.lock.held, uninterrupted():
             self._wait()
-            digests = None if self.digests is None else [digests_of(observations)]
+            digests = self._digests_of([observations])
             frames.make_room(1, self._oldest)
             self._append_on_device(frames, [(column, slot)], Step(frames.staging.send([observations]), digests), lanes)
             frames.staging.forget()  # the next step continues the step before, and not this
@@ -283,7 +280,8 @@ class DenseObservationStore(DeviceStore):
         self._row_bytes = math.prod(self.shape) * self.stored_dtype.itemsize
         shape = (len(self.ends), self.n_slots, self.n_envs, self._row_bytes)
         self.values = th.zeros(shape, dtype=th.uint8, device=self.device)
-        self._staging = ObservationStaging(StackLayout(self.shape, self.stored_dtype), self.n_envs, self.device)
+        self.layout = StackLayout(self.shape, self.stored_dtype)
+        self._staging = ObservationStaging(self.layout, self.n_envs, self.device)
         self._newest = 0, 0
         """The column and slot of the last observation of the newest step."""
         self.ends = []
@@ -294,7 +292,7 @@ class DenseObservationStore(DeviceStore):
 
     @property
     def codec(self) -> Codec:
-        return NoneCodec(StackLayout(self.shape, self.stored_dtype).frame)
+        return NoneCodec(self.layout.frame)
 
     @property
     def label(self) -> str:
@@ -313,7 +311,7 @@ class DenseObservationStore(DeviceStore):
 
     def to(self, device: th.device) -> None:
         self.values, self.device = self.values.to(device), device
-        self._staging = ObservationStaging(StackLayout(self.shape, self.stored_dtype), self.n_envs, device)
+        self._staging = ObservationStaging(self.layout, self.n_envs, device)
 
     def checked_step(self, step: Sequence[Any], stream: th.cuda.Stream | None = None) -> Step:
         if all(map(self._can_stay, step)):
@@ -351,8 +349,7 @@ class DenseObservationStore(DeviceStore):
             else:
                 self.values[column, slot, upload(lanes, self.device)] = rows
             self.slots_used = max(self.slots_used, slot + 1)
-            digests = None if self.digests is None else [digests_of(observations)]
-            self._place_digests([(column, slot)], digests, lanes)
+            self._place_digests([(column, slot)], self._digests_of([observations]), lanes)
             self._wait()
 
     def read_tensors(self, columns: list[int], places: Places, fields: FieldBatch | None = None) -> list[th.Tensor]:
