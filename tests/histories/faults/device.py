@@ -58,8 +58,8 @@ DEVICE_FAULTS = [
     Fault(
         "Triton, rle: values are read one byte too far",
         KERNELS + "rle.py",
-        "value = _load_integer(heap, values_at + run * ELEMENT_BYTES, mask, ELEMENT_BYTES, ELEMENT)",
-        "value = _load_integer(heap, values_at + 1 + run * ELEMENT_BYTES, mask, ELEMENT_BYTES, ELEMENT)",
+        "value = load_integer(heap, values_at + run * ELEMENT_BYTES, mask, ELEMENT_BYTES, ELEMENT)",
+        "value = load_integer(heap, values_at + 1 + run * ELEMENT_BYTES, mask, ELEMENT_BYTES, ELEMENT)",
         DEVICE[:2],
         kernels=True,
     ),

@@ -31,7 +31,7 @@ from sb3_extra_buffers.gpu_buffers.kernels.gather import (
     last_mark,
     load_frame_words,
     load_header,
-    load_word,
+    load_integer,
     store_integer,
     store_words,
 )
@@ -285,7 +285,7 @@ def _write_base(
         mask = word < n_words
         values = tl.load(source + word, mask=mask & every(kind != _ZERO, BLOCK), other=0)
         if kind == _WHOLE:
-            values = load_word(heap, words_at + 4 * word, mask)
+            values = load_integer(heap, words_at + 4 * word, mask, 4, tl.int32)
         store_words(out_0, base_0, word, values, mask & every(to_0, BLOCK), FRAME_BYTES)
         store_words(out_1, base_1, word, values, mask & every(to_1, BLOCK), FRAME_BYTES)
 
@@ -303,7 +303,7 @@ def _apply_changes(
         skip = tl.load(heap + skips_at + change, mask=mask, other=0).to(tl.int32)
         step = tl.where(mask, skip + 1, 0)
         place = done + tl.cumsum(step, 0) - 1
-        value = load_word(heap, words_at + 4 * change, mask)
+        value = load_integer(heap, words_at + 4 * change, mask, 4, tl.int32)
         mask &= place < n_words
         store_words(out_0, base_0, place, value, mask & every(to_0, CHANGES), FRAME_BYTES)
         store_words(out_1, base_1, place, value, mask & every(to_1, CHANGES), FRAME_BYTES)

@@ -50,22 +50,20 @@ def every(condition, SIZE: tl.constexpr):
 
 
 @triton.jit
-def load_word(source, at, mask):
-    """Four bytes of ``source`` from ``at`` on, which need not be aligned, as ``int32``."""
-    word = tl.load(source + at, mask=mask, other=0).to(tl.int32)
-    word |= tl.load(source + at + 1, mask=mask, other=0).to(tl.int32) << 8
-    word |= tl.load(source + at + 2, mask=mask, other=0).to(tl.int32) << 16
-    word |= tl.load(source + at + 3, mask=mask, other=0).to(tl.int32) << 24
-    return word
+def load_integer(source, at, mask, BYTES: tl.constexpr, TYPE: tl.constexpr):
+    """Integers of some bytes from byte ``at`` of ``source`` on, which need not be aligned."""
+    value = tl.load(source + at, mask=mask, other=0).to(TYPE)
+    for i in tl.static_range(1, BYTES):
+        value |= tl.load(source + at + i, mask=mask, other=0).to(TYPE) << (8 * i)
+    return value
 
 
 @triton.jit
 def load_header(source):
-    """The same for a single word."""
+    """A single integer of four bytes."""
     word = tl.load(source).to(tl.int32)
-    word |= tl.load(source + 1).to(tl.int32) << 8
-    word |= tl.load(source + 2).to(tl.int32) << 16
-    word |= tl.load(source + 3).to(tl.int32) << 24
+    for i in tl.static_range(1, 4):
+        word |= tl.load(source + i).to(tl.int32) << (8 * i)
     return word
 
 
@@ -190,21 +188,10 @@ def fill_zero(out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES: tl.constexp
 
 @triton.jit
 def copy_fields(
-    fields,
-    slot,
-    lane,
-    row,
-    actions,
-    rewards,
-    dones,
-    ROW_WORDS: tl.constexpr,
-    ACTION_WORDS: tl.constexpr,
-    ACTION_BLOCK: tl.constexpr,
-    ACTIONS_AT: tl.constexpr,
-    REWARDS_AT: tl.constexpr,
-    DONES_AT: tl.constexpr,
-    TIMEOUTS_AT: tl.constexpr,
-):
+    fields, slot, lane, row, actions, rewards, dones,
+    ROW_WORDS: tl.constexpr, ACTION_WORDS: tl.constexpr, ACTION_BLOCK: tl.constexpr,
+    ACTIONS_AT: tl.constexpr, REWARDS_AT: tl.constexpr, DONES_AT: tl.constexpr, TIMEOUTS_AT: tl.constexpr,
+):  # fmt: skip
     """Actions, rewards and dones of one transition. Offsets are in words."""
     source = fields + slot * ROW_WORDS
     actions = actions.to(tl.pointer_type(tl.int32))

@@ -26,6 +26,7 @@ from sb3_extra_buffers.gpu_buffers.kernels.gather import (
     find_record,
     gather_launch,
     last_mark,
+    load_integer,
     store_integer,
 )
 
@@ -143,15 +144,6 @@ def _constants(frames: DeviceFrames, run_bytes: int, element_bytes: int, longest
     return (frames.frame_bytes, run_bytes, element_bytes, _ELEMENTS[element_bytes], longest_run, block)
 
 
-@triton.jit
-def _load_integer(source, at, mask, BYTES: tl.constexpr, TYPE: tl.constexpr):
-    """An integer of some bytes, which need not be aligned."""
-    value = tl.load(source + at, mask=mask, other=0).to(TYPE)
-    for i in tl.static_range(1, BYTES):
-        value |= tl.load(source + at + i, mask=mask, other=0).to(TYPE) << (8 * i)
-    return value
-
-
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def _gather_rle(
     places, ends_0, ends_1, records, heap, table, ring, encoded, fields, out_0, out_1, actions, rewards, dones,
@@ -183,7 +175,7 @@ def _gather_rle(
     done = 0
     for begin in range(0, count, BLOCK):
         run = begin + tl.arange(0, BLOCK)
-        size = _load_integer(heap, start + run * RUN_BYTES, run < count, RUN_BYTES, tl.int64).to(tl.int32)
+        size = load_integer(heap, start + run * RUN_BYTES, run < count, RUN_BYTES, tl.int64).to(tl.int32)
         first = done + tl.cumsum(size, 0) - size
         tl.store(marks + first, tl.full((BLOCK,), 1, dtype=ELEMENT), mask=(run < count) & (first < n_elements))
         done += tl.sum(size, 0)
@@ -195,7 +187,7 @@ def _gather_rle(
         mask = element < n_elements
         mark = (tl.load(marks + element, mask=mask, other=0) != 0).to(tl.int32)
         run = seen + tl.cumsum(mark, 0)
-        value = _load_integer(heap, values_at + run * ELEMENT_BYTES, mask, ELEMENT_BYTES, ELEMENT)
+        value = load_integer(heap, values_at + run * ELEMENT_BYTES, mask, ELEMENT_BYTES, ELEMENT)
         seen += tl.sum(mark, 0)
         tl.debug_barrier()
         tl.store(target_0 + element, value, mask=mask & every(to_0, BLOCK))
