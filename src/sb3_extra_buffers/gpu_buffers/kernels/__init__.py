@@ -118,6 +118,11 @@ class FieldBatch(NamedTuple):
     """Words in a row; words in an action, and the next power of two; where actions, rewards, dones, timeouts begin."""
 
 
+def no_fields(anything: th.Tensor) -> FieldBatch:
+    """What kernels get without fields: some tensor in place of each, which they leave alone."""
+    return FieldBatch(anything, anything, anything, anything, (0,) * 7)
+
+
 class ObservationBatch(NamedTuple):
     """Observations of one or two columns, and the tensors that they go to."""
 

@@ -23,6 +23,7 @@ from sb3_extra_buffers.gpu_buffers.kernels import (
     ObservationBatch,
     RepeatedLaunch,
     block_size,
+    no_fields,
 )
 from sb3_extra_buffers.gpu_buffers.transfer import Places
 
@@ -30,16 +31,6 @@ NOT_SPECIALIZED = ["second_at", "envs_at", "n_envs", "capacity", "ring_frames"]
 _HEADER = tl.constexpr(REPORT_HEADER)
 _NEVER = tl.constexpr(1 << 32)
 """Later than any observation ends."""
-_NO_FIELDS = (0, 0, 0, 0, 0, 0, 0)
-
-
-def field_tensors(fields: FieldBatch | None, anything: th.Tensor) -> tuple[th.Tensor, ...]:
-    """The tensors that kernels take; without fields, something in their place."""
-    return (anything, anything, anything, anything) if fields is None else fields[:4]
-
-
-def field_constants(fields: FieldBatch | None) -> tuple[int, ...]:
-    return _NO_FIELDS if fields is None else fields.constants
 
 
 @triton.jit
@@ -270,14 +261,15 @@ def gather_launch(
     launcher: Launcher, frames: DeviceFrames, batch: ObservationBatch, block: int, own_constants: tuple[Any, ...]
 ) -> RepeatedLaunch:
     """What fills the outputs of ``batch``, and of others like it, with observations and the fields of transitions."""
-    places, ends, outs, fields = batch
+    places, ends, outs, given = batch
+    fields = given or no_fields(frames.table)
     inputs = (
         places.numbers, ends[0], ends[-1], frames.records, frames.heap, frames.table, frames.ring, frames.encoded,
-        frames.table if fields is None else fields.fields,
+        fields.fields,
     )  # fmt: skip
     numbers = (places.second_at, places.envs_at, ends[0].shape[1], frames.records.shape[1], frames.ring_frames)
     sizes = (frames.stack, len(outs) - 1, frames.group, frames.frame_bytes, block)
-    constants = (*sizes, *field_constants(fields), *own_constants)
+    constants = (*sizes, *fields.constants, *own_constants)
     return RepeatedLaunch(launcher, outs[0].device, (places.n, frames.stack * len(outs)), inputs, numbers, constants)
 
 
@@ -316,6 +308,7 @@ _launch_rows = Launcher(_gather_rows, n_warps=4)
 
 def gather_rows(places: Places, values: list[th.Tensor], outs: list[th.Tensor], fields: FieldBatch | None) -> None:
     """Copy the rows at ``places`` of ``values``, (slots, environments, bytes), to ``outs``."""
+    fields = fields or no_fields(outs[0])
     size = values[0].shape[2]
     words = size % 4 == 0
     if words:
@@ -323,9 +316,9 @@ def gather_rows(places: Places, values: list[th.Tensor], outs: list[th.Tensor], 
     block = block_size(size, 1024)
     _launch_rows(
         outs[0].device, (places.n, -(-size // block)),
-        (places.numbers, values[0], values[-1], outs[0], outs[-1], *field_tensors(fields, outs[0])),
+        (places.numbers, values[0], values[-1], outs[0], outs[-1], *fields[:4]),
         (places.second_at, places.envs_at, values[0].shape[1]),
-        (len(outs) > 1, tl.int32 if words else tl.uint8, size, block, *field_constants(fields)),
+        (len(outs) > 1, tl.int32 if words else tl.uint8, size, block, *fields.constants),
     )  # fmt: skip
 
 
