@@ -59,10 +59,10 @@ class Fields:
     def to(self, device: th.device) -> None:
         self.fetch()
         self._device = device
-        action, (_, n_actions) = self._type_of("actions")
+        action, (_, n_actions), _ = self._form_of("actions")
         self._action_type = torch_dtype(action)
         words = n_actions * action.itemsize // 4
-        offsets = [self.dtype.fields[name][1] // 4 for name in FIELDS]  # type: ignore[index]  # it has fields
+        offsets = [self._form_of(name)[2] for name in FIELDS]
         self._n_actions = n_actions
         self._constants = (self.dtype.itemsize // 4, words, 1 << (words - 1).bit_length(), *offsets)
         self.copy = None
@@ -78,8 +78,7 @@ class Fields:
         assert self.copy is not None
         columns = {}
         for name in FIELDS:
-            dtype, shape = self._type_of(name)
-            first = self.dtype.fields[name][1] // 4  # type: ignore[index]  # it has fields
+            dtype, shape, first = self._form_of(name)
             words = self.copy[:, first : first + math.prod(shape) * dtype.itemsize // 4]
             columns[name] = words.view(torch_dtype(dtype)).view(-1, *shape)
         return columns
@@ -106,9 +105,10 @@ class Fields:
             self._bytes[slots] = self.copy[upload(slots, self._device)].cpu().numpy().view(np.uint8)
             self._only_on_device[:] = False
 
-    def _type_of(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
-        field: np.dtype[Any] = self.dtype.fields[name][0]  # type: ignore[index]  # it has fields
-        return field.subdtype or (field, ())
+    def _form_of(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+        """The dtype and shape of a field of one slot, and the word at which it begins there."""
+        field, offset, *_ = self.dtype.fields[name]  # type: ignore[index]  # it has fields
+        return *(field.subdtype or (field, ())), offset // 4
 
     @property
     def are_shared(self) -> bool:
