@@ -61,6 +61,7 @@ class BaseGpuBuffer(BaseCompressedBuffer):
     :param max_slot_bytes: Deprecated: ``heap_bytes``, given per observation.
     """
 
+    _stores: dict[str, DeviceStore]  # type: ignore[assignment]  # this class creates no others
     _has_segments = False
     _checked_device: th.device | None = None
     """The value of ``device`` when the buffer was last moved."""
@@ -136,10 +137,6 @@ class BaseGpuBuffer(BaseCompressedBuffer):
             "max_slot_bytes": self._max_slot_bytes,
         }
 
-    @property
-    def _device_stores(self) -> dict[str, DeviceStore]:
-        return self._stores  # type: ignore[return-value]  # this class creates no others
-
     def _create_stores(self) -> None:
         self._location = self.buffer_device
         self._staging: dict[th.dtype, Staging] = {}
@@ -162,7 +159,7 @@ class BaseGpuBuffer(BaseCompressedBuffer):
         """SB3 assigns ``device`` after loading, and expects the buffer to follow."""
         location = self.buffer_device
         if location != self._location:
-            for store in self._device_stores.values():
+            for store in self._stores.values():
                 store.to(location)
             self._move_fields(location)
             self._location, self._stream, self._last_stream, self._staging = location, None, None, {}
@@ -208,12 +205,12 @@ class BaseGpuBuffer(BaseCompressedBuffer):
         Nothing is sent or moved for it, so that looking changes nothing.
         """
         with self._lock.held:
-            for store in self._device_stores.values():
+            for store in self._stores.values():
                 store.check_device()
 
     def _device_tensors(self) -> list[th.Tensor]:
         """Everything on the device that kernels read or write."""
-        return [tensor for store in self._device_stores.values() for tensor in store.device_tensors()]
+        return [tensor for store in self._stores.values() for tensor in store.device_tensors()]
 
     _rebuilt: ClassVar[tuple[str, ...]] = (
         "_stream",

@@ -82,7 +82,7 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
 
     def _prepared_steps(self, obs: Any, next_obs: Any) -> list[tuple[DeviceStore, Step]]:
         """Observations on the device, with room for them in every store."""
-        stream, stores = self._last_stream, self._device_stores
+        stream, stores = self._last_stream, self._stores
         steps = [
             (store, store.checked_step((part_of(obs, key), part_of(next_obs, key)), stream))
             for key, store in stores.items()
@@ -169,7 +169,7 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
         fields = self._fields.batch(places.n)
         # The first launch brings the fields along.
         left, found = fields, {}
-        for key, store in self._device_stores.items():
+        for key, store in self._stores.items():
             found[key] = store.read_tensors(columns, places, left if store.gathers_fields else None)
             left = None if store.gathers_fields else left
         if left is not None and places.n:

@@ -117,8 +117,7 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
 
     def _checked_observations(self, obs: Any) -> Any:
         steps = [
-            (store, store.checked_step((part_of(obs, key),), self._last_stream))
-            for key, store in self._device_stores.items()
+            (store, store.checked_step((part_of(obs, key),), self._last_stream)) for key, store in self._stores.items()
         ]
         for store, _ in steps:
             store.prepare(1, self.pos)
@@ -134,7 +133,7 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
             self._follow_device()
             envs, slots = np.divmod(batch_inds, self.buffer_size)
             places = self._places([slots], envs)
-            found = {key: store.read_tensors([0], places)[0] for key, store in self._device_stores.items()}
+            found = {key: store.read_tensors([0], places)[0] for key, store in self._stores.items()}
             parts: list[Any] = [found.get(SINGLE, found), *self._numbers_at(batch_inds)]
             if not self._outputs_stay:
                 parts = [self._sent(part) for part in parts]
