@@ -38,6 +38,13 @@ class AnonymousMemory:
                 pass
         self._map, self._data = self._copied(size), None
 
+    def discard(self, start: int, end: int) -> None:
+        """Return the memory of some bytes, which nobody will read again, to the system, page by page."""
+        if sys.platform != "win32":
+            start, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+            if start < end:
+                self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
+
     def _copied(self, size: int) -> mmap.mmap:
         larger = map_private(size)
         kept = min(size, len(self.data))

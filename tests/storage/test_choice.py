@@ -166,14 +166,14 @@ def early_reviews(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("early_reviews")
 def test_data_that_changes_a_lot_is_looked_at_again_and_nothing_is_lost() -> None:
     rng = np.random.default_rng(0)
-    calm, noise = scene(rng, 300), rng.integers(0, 256, (300, 1, *IMAGE), dtype=np.uint8)
+    calm, noise = scene(rng, 300), rng.integers(0, 256, (400, 1, *IMAGE), dtype=np.uint8)
     store, images = store_of(700), np.concatenate([calm, noise])
     for slot, image in enumerate(images):
         store.write(0, slot, store.checked(image))
         if slot == 299:
             assert store.codec.name != "none"
     assert store.codec.name == "none"
-    (found,) = store.read([(0, np.arange(600))], np.zeros(600, dtype=np.int64))
+    (found,) = store.read([(0, np.arange(700))], np.zeros(700, dtype=np.int64))
     np.testing.assert_array_equal(found, images[:, 0])
 
 

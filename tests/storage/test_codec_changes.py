@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import mmap
 import pickle
+import sys
 import time
 from pathlib import Path
 
@@ -70,6 +72,43 @@ def test_observations_of_all_codecs_are_exact_and_those_overwritten_are_released
     game.store.release_earlier()
     assert len(game.store.frame_stores) == 1
     game.check()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells which pages are resident")
+def test_the_memory_of_a_replaced_codec_goes_back_to_the_system_little_by_little() -> None:
+    rng = np.random.default_rng(0)
+    space = spaces.Box(0, 255, (1, 128, 128), np.uint8)
+    buffer = CompressedReplayBuffer(600, space, spaces.Discrete(2), "cpu", compression_method="none", frame_stack=1)
+
+    def add(n: int) -> None:
+        for _ in range(n):
+            observation = rng.integers(0, 256, (1, *space.shape), dtype=np.uint8)
+            buffer.add(observation, observation, np.zeros(1), np.zeros(1), np.zeros(1), [{}])
+
+    store = buffer._stores[""]
+    add(600)
+    replaced = store.frames
+    before, live = resident_bytes(replaced.arena.data), replaced.arena.live_bytes
+    assert before > 0.9 * live > 8 << 20
+    store.change_codec(CodecRecipe(parse_method("gzip/0")))
+    store._attend_at = 0  # as when auto has changed it
+    add(300)
+    half = resident_bytes(replaced.arena.data)
+    assert store.frame_stores[1] is replaced
+    assert half < 0.8 * before
+    assert replaced.arena.live_bytes < 0.8 * live
+    buffer.check()
+    add(450)
+    assert len(store.frame_stores) == 1
+
+
+def resident_bytes(array: np.ndarray) -> int:
+    """How much of an array is in physical memory, by the kernel's page map."""
+    begin, end = array.ctypes.data // mmap.PAGESIZE, -(-(array.ctypes.data + array.nbytes) // mmap.PAGESIZE)
+    with Path("/proc/self/pagemap").open("rb") as file:
+        file.seek(8 * begin)
+        pages = np.frombuffer(file.read(8 * (end - begin)), dtype=np.uint64)
+    return int((pages >> np.uint64(63)).sum()) * mmap.PAGESIZE
 
 
 def test_they_survive_saving_and_pickling(tmp_path: Path) -> None:

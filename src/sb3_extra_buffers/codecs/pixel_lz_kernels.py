@@ -28,6 +28,7 @@ from sb3_extra_buffers.codecs.memory_kernels import (
     load8,
     load32,
     load64,
+    load_int,
     n_equal_bytes,
     store8,
     store32,
@@ -36,8 +37,10 @@ from sb3_extra_buffers.codecs.pixel_lz import LONGEST_COPY, LONGEST_DISTANCE, MO
 
 _PIXELS = ir.VectorType(BYTE, LONGEST_COPY + 1)
 _HASH_BITS, _MULTIPLIER = 12, np.uint64(0x9E3779B97F4A7C15)
-_RECENT = 4
-"""How many distances are remembered."""
+_TABLE_BYTES = 4 << _HASH_BITS
+_FIXED, _RECENT = 2, 6
+"""How many distances are always tried (that of the previous pixel, and of the row above), and how many that were used
+last."""
 _SLOW_DISTANCE = 64
 """A copy from nearer reads bytes that have only just been written, for which a processor has to wait."""
 _PATIENCE = 6
@@ -104,19 +107,20 @@ def pack_frame(frame: int, size: int, out: int, planes: int, row: int) -> int:
     n_pixels, shift = size // planes, 2 if planes == 3 else 0
     pixels = _side_by_side(frame, n_pixels, planes)
     steps = np.empty(STEP_BYTES * (n_pixels + 1) + 1, dtype=np.uint8)
-    tables = np.full((2, 1 << _HASH_BITS), -1, dtype=np.int32)
-    recent = np.zeros(1 + _RECENT, dtype=np.int64)
-    recent[0] = row
+    tables = np.zeros(2 * _TABLE_BYTES, dtype=np.uint8)
+    distances = np.zeros(_FIXED + _RECENT, dtype=np.int64)
+    distances[0], distances[1] = 1, row
     shortest = 2 if planes == 3 else 4  # what takes more bytes than a step
     end, last_step = out, address(steps)
     place, done = 0, 0
     while place < n_pixels:
-        length, distance = _find(address(pixels), n_pixels, shift, place, tables, recent)
+        n_tried = _FIXED + _RECENT if place == done else _FIXED  # an earlier distance often serves again after a copy
+        length, distance = _find(address(pixels), n_pixels, shift, place, address(tables), address(distances), n_tried)
         if length < shortest:
             place += 1 + ((place - done) >> _PATIENCE)
             continue
         last_step, end = _add_steps(last_step, end, frame + done, n_pixels, planes, place - done, length, distance)
-        _remember(recent, distance)
+        _remember(distances, distance)
         place += length
         done = place
     if done < n_pixels:
@@ -169,50 +173,62 @@ def _side_by_side(frame: int, n_pixels: int, planes: int) -> Bytes:
     return pixels
 
 
-@njit(nogil=True, cache=True)
-def _find(pixels: int, n_pixels: int, shift: int, place: int, tables: Any, recent: Indices) -> tuple[int, int]:
+@njit(nogil=True, cache=True, inline="always")
+def _find(
+    pixels: int, n_pixels: int, shift: int, place: int, tables: int, distances: int, n_distances: int
+) -> tuple[int, int]:
     """The length and the distance of the best copy that can be made at a place; the length is 0 if there is none.
 
-    Tried are the previous pixel, the row above, the distances that were used last, and two places: where the next few
-    pixels were met first, and where the next few more were met last.
+    Tried are two places: where the next few pixels were met first, and where the next few more were met last; and if
+    that is not long, the distances that are most likely.
+
+    It is inlined, and gets addresses: calling it, and passing arrays, would take as long as a part of the search.
     """
-    best = _better(pixels, n_pixels, shift, place, 1, (0, 0))
-    for i in range(len(recent)):
-        best = _better(pixels, n_pixels, shift, place, recent[i], best)
     here = pixels + (place << shift)
+    few, more = _few(here, shift), load64(here)
     if shift:
-        few, more = load64(here), load64(here) ^ load64(here + 4) * _MULTIPLIER  # two or three colours
-    else:
-        few, more = np.uint64(load32(here)), load64(here)  # four or eight bytes
-    first, last = _hash(few), _hash(more)
-    before = tables[0, first]
-    known = pixels + (before << shift)
+        more ^= load64(here + 4) * _MULTIPLIER  # of three pixels
+    first, last = tables + _entry(few), tables + _TABLE_BYTES + _entry(more)
+    met_first, met_last = load32(first) - 1, load32(last) - 1
     # Copies from far away are decoded faster, so the first place is kept, unless it only has the same hash.
-    if before < 0 or (load64(known) if shift else np.uint64(load32(known))) != few:
-        tables[0, first] = place
-    if before >= 0:
-        best = _better(pixels, n_pixels, shift, place, place - before, best)
-    before = tables[1, last]
-    tables[1, last] = place
-    if before >= 0:
-        best = _better(pixels, n_pixels, shift, place, place - before, best)
+    if met_first < 0 or _few(pixels + (met_first << shift), shift) != few:
+        store32(first, place + 1)
+    store32(last, place + 1)
+    limit, best = n_pixels - place, (0, 0)
+    if met_first >= 0:
+        best = _better(here, few, shift, place, limit, place - met_first, best)
+    if met_last >= 0:
+        best = _better(here, few, shift, place, limit, place - met_last, best)
+    if best[0] > LONGEST_COPY:
+        return best
+    for i in range(n_distances):
+        best = _better(here, few, shift, place, limit, load_int(distances + 8 * i), best)
     return best
 
 
 @njit(nogil=True, cache=True)
-def _hash(value: int) -> int:
-    return (np.uint64(value) * _MULTIPLIER) >> np.uint64(64 - _HASH_BITS)
+def _few(place: int, shift: int) -> int:
+    """The fewest pixels that are worth a copy: two of an RGB image, or four bytes."""
+    return load64(place) if shift else np.uint64(load32(place))
+
+
+@njit(nogil=True, cache=True)
+def _entry(pixels: int) -> int:
+    """Where a table has the place at which some pixels were met, plus 1."""
+    return np.int64((np.uint64(pixels) * _MULTIPLIER) >> np.uint64(64 - _HASH_BITS)) * 4
 
 
 @njit(nogil=True, cache=True)
 def _better(
-    pixels: int, n_pixels: int, shift: int, place: int, distance: int, best: tuple[int, int]
+    here: int, few: int, shift: int, place: int, limit: int, distance: int, best: tuple[int, int]
 ) -> tuple[int, int]:
     """The better one of two copies: that from a distance, or ``best``."""
     if distance <= 0 or distance > min(place, LONGEST_DISTANCE):
         return best
-    here = pixels + (place << shift)
-    length = n_equal_bytes(here, here - (distance << shift), 0, (n_pixels - place) << shift) >> shift
+    there = here - (distance << shift)
+    if _few(there, shift) != few:
+        return best
+    length = n_equal_bytes(here, there, 0, limit << shift) >> shift
     if 1 < distance <= LONGEST_COPY:
         length = min(length, distance)
     is_longer = length - (distance < _SLOW_DISTANCE) > best[0] - (best[1] < _SLOW_DISTANCE)
@@ -220,12 +236,12 @@ def _better(
 
 
 @njit(nogil=True, cache=True)
-def _remember(recent: Indices, distance: int) -> None:
+def _remember(distances: Indices, distance: int) -> None:
     """Move a distance to the front of those that were used last."""
-    at = 1
-    while at < _RECENT and recent[at] != distance:
+    at = _FIXED
+    while at < _FIXED + _RECENT - 1 and distances[at] != distance:
         at += 1
-    while at > 1:
-        recent[at] = recent[at - 1]
+    while at > _FIXED:
+        distances[at] = distances[at - 1]
         at -= 1
-    recent[1] = distance
+    distances[_FIXED] = distance

@@ -96,6 +96,20 @@ class Arena:
             self.wrap = None
         self.tail = start
 
+    def discard_dead(self) -> None:
+        """Return the memory of dead bytes to the system: nothing will be appended any more."""
+        if isinstance(self._memory, AnonymousMemory):
+            for start, end in self._gaps():
+                self._memory.discard(start, end)
+
+    def _gaps(self) -> list[tuple[int, int]]:
+        """Where no live bytes are."""
+        at, gaps = 0, []
+        for start, end in sorted(self._live_ranges):
+            gaps.append((at, start))
+            at = end
+        return [*gaps, (at, self.limit)]
+
     def clear(self) -> None:
         self.head = self.tail = 0
         self.wrap = None

@@ -102,6 +102,7 @@ class ObservationIndex(BaseStore):
             oldest = self._oldest()
             for _, frames in self._earlier:
                 frames.release(oldest)
+                frames.arena.discard_dead()
             self._earlier = [earlier for earlier in self._earlier if (oldest < earlier.frames.heads).any()]
 
     def renumber(self) -> None:

@@ -57,6 +57,8 @@ _DRIFT_STEPS, _DRIFT = 128, 1.5
 _MOST_CODECS = 4
 """In use at the same time, while earlier ones still hold observations."""
 _FIRST_REVIEW, REVIEW_STEPS = 1024, 2048
+_RELEASE_STEPS = 128
+"""How often the memory of codecs that were replaced is released, if there are any."""
 _LAST_FRAME_NUMBER = (1 << 32) - (1 << 20)
 """Close to the limit of an index entry, with room for the frames that arrive between two reviews."""
 
@@ -221,7 +223,11 @@ class ObservationStore(ObservationIndex):
             self._begin_planned_trials(_TRIALS[self._n_trials])
         if self._steps % REVIEW_STEPS == 0 or self._steps == _FIRST_REVIEW:
             self._review()
+        elif self._steps % _RELEASE_STEPS == 0:
+            self.release_earlier()
         due = [(self._steps // REVIEW_STEPS + 1) * REVIEW_STEPS]
+        if self._earlier:
+            due.append((self._steps // _RELEASE_STEPS + 1) * _RELEASE_STEPS)
         if self._steps < _FIRST_REVIEW:
             due.append(_FIRST_REVIEW)
         if self._decide_at is not None:
