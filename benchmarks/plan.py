@@ -87,7 +87,7 @@ FULL = Plan(
         "doom_rgb": Data(
             "ViZDoom, RGB of 120×160",
             2_000,
-            ("sb3", "ours:auto", "ours:bitpack", SMALLEST_COLOUR, "ours:zstd-5", *PEERS),
+            ("sb3", "ours:auto", "ours:bitpack", "ours:pixel-lz", SMALLEST_COLOUR, "ours:zstd-5", *PEERS),
             n_envs=2,
         ),
         "acrobot": Data("Acrobot, vectors of 6 float32", 5_000, ("sb3", "ours:auto", "ours:delta", *PEERS)),

@@ -27,7 +27,7 @@ from sb3_extra_buffers.storage.usage import readable
 from sb3_extra_buffers.training_utils.atari import make_env
 
 METHODS = (
-    *("auto", "none", "rle", "rle-jit", "delta", "bitpack", "delta-zstd", "zstd-dict/3", "zstd-dict/9"),
+    *("auto", "none", "rle", "rle-jit", "delta", "bitpack", "pixel-lz", "delta-zstd", "zstd-dict/3", "zstd-dict/9"),
     *("gzip1", "gzip3", "igzip0", "igzip1", "igzip3"),
     *("zstd-100", "zstd-50", "zstd-20", "zstd-5", "zstd-3", "zstd-1"),
     *("zstd1", "zstd3", "zstd5", "zstd10", "zstd15", "zstd22"),

@@ -36,6 +36,7 @@ CODECS: dict[str, Callable[[FrameSpec], Codec]] = {
     "delta": DeltaCodec,
     "delta x4": partial(DeltaCodec, frames_per_record=4),
     "bitpack": partial(create_codec, "bitpack"),
+    "pixel-lz": partial(create_codec, "pixel-lz"),
     "delta-zstd": partial(create_codec, "delta-zstd"),
     "zstd-dict/9 x8": partial(create_codec, "zstd-dict/9", frames_per_record=8),
     "zstd-dict/3": partial(create_codec, "zstd-dict/3"),

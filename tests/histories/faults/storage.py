@@ -72,6 +72,12 @@ STORAGE_FAULTS = [
         "if start + size >= self.tail:",
         "if start + size >= self.tail + 3:",
     ),
+    Fault(
+        "the memory of live records is returned to the system",
+        ARENA,
+        "            gaps.append((at, start))\n            at = end\n",
+        "            gaps.append((at, start))\n            at = start\n",
+    ),
     Fault("the ring wraps over its oldest bytes", ARENA, "elif size < self.tail:", "elif size < self.tail + 9:"),
     Fault(
         "growing a wrapped ring loses a byte",
