@@ -3,7 +3,8 @@
     python -m benchmarks.studies.gpu_training --json results.json
 
 The environments replay frames of MsPacman at no cost. Models take turns, so that all of them see the same machine, and
-get the same random numbers: their weights must be equal in the end, to the last bit.
+get the same random numbers: their weights must be equal in the end, to the last bit. DQN is also trained without a
+buffer, on the same batch again and again: no buffer can make it faster than that.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before anything u
 import numpy as np
 import torch as th
 from stable_baselines3 import DQN, PPO
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from benchmarks.playback import play_back
 from benchmarks.recordings import Recording, Transition, load_recording
@@ -34,7 +36,7 @@ from sb3_extra_buffers.measure.training import hash_of
 
 FRAMES = 600
 """Steps that are replayed, over and over."""
-BUFFER_SIZE = 40_000
+BUFFER_SIZE, LEARNING_STARTS = 40_000, 10
 
 
 class Case(NamedTuple):
@@ -52,8 +54,25 @@ CASES = (
     Case("DQN, batch 256, 4 gradient steps", DQN, 4, 20, {"batch_size": 256, "gradient_steps": 4}),
     Case("PPO, 64 environments", PPO, 64, 128, {"n_steps": 128, "batch_size": 1024, "n_epochs": 4}),
 )
+
+
+class SameBatch(ReplayBuffer):
+    """Takes no time: it keeps the first steps, and every batch is the first one."""
+
+    batch: Any = None
+
+    def add(self, *step: Any) -> None:
+        if self.pos < LEARNING_STARTS:
+            super().add(*step)
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
+        if self.batch is None:
+            self.batch = super().sample(batch_size, env)
+        return self.batch
+
+
 CLASSES: dict[Any, dict[str, Any]] = {
-    DQN: {"SB3": None, "compressed": CompressedReplayBuffer, "GPU": GpuReplayBuffer},
+    DQN: {"SB3": None, "compressed": CompressedReplayBuffer, "GPU": GpuReplayBuffer, "no buffer": SameBatch},
     PPO: {"SB3": None, "compressed": CompressedRolloutBuffer, "GPU": GpuRolloutBuffer},
 }
 
@@ -118,7 +137,8 @@ def measure(case: Case, recording: Recording, device: str, turns: int) -> dict[s
     rates: dict[str, list[float]] = {name: [] for name in models}
     for turn in range(turns + 2):  # the first ones compile, and fill buffers
         names = list(models)
-        for name in names[turn % 3 :] + names[: turn % 3]:
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
             model = models[name]
             np.random.seed(turn)
             th.manual_seed(turn)
@@ -128,16 +148,17 @@ def measure(case: Case, recording: Recording, device: str, turns: int) -> dict[s
             rates[name].append(case.steps * case.n_envs / (time.perf_counter() - began))
     found = {f"{name}, steps/s": statistics.median(own[2:]) for name, own in rates.items()}
     # Turn by turn, because the speed of the machine changes.
-    for name in ("compressed", "GPU"):
+    for name in list(models)[1:]:
         found[f"{name} / SB3"] = statistics.median(np.divide(rates[name], rates["SB3"])[2:].tolist())
-    found["same weights"] = float(len({hash_of(model.policy) for model in models.values()}) == 1)
+    trained = {hash_of(model.policy) for name, model in models.items() if name != "no buffer"}
+    found["same weights"] = float(len(trained) == 1)
     return found
 
 
 def make(case: Case, env: VecEnv, cls: Any, device: str) -> Any:
     options = dict(case.options)
     if case.algorithm is DQN:
-        options |= {"buffer_size": BUFFER_SIZE, "learning_starts": 10 * case.n_envs, "train_freq": 1}
+        options |= {"buffer_size": BUFFER_SIZE, "learning_starts": LEARNING_STARTS * case.n_envs, "train_freq": 1}
     if cls is not None:
         options["replay_buffer_class" if case.algorithm is DQN else "rollout_buffer_class"] = cls
     return case.algorithm("CnnPolicy", env, seed=0, device=device, **options)
