@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import sys
@@ -39,11 +40,12 @@ class AnonymousMemory:
         self._map, self._data = self._copied(size), None
 
     def discard(self, start: int, end: int) -> None:
-        """Return the memory of some bytes, which nobody will read again, to the system, page by page."""
+        """Return the memory of some bytes to the system, page by page. What they are afterwards is undefined."""
         if sys.platform != "win32":
             start, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
             if start < end:
-                self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
+                with contextlib.suppress(OSError):  # of pages that are locked in memory
+                    self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
 
     def _copied(self, size: int) -> mmap.mmap:
         larger = map_private(size)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -85,6 +87,20 @@ def test_copies_reach_as_far_back_as_a_step_can_say() -> None:
         without.reshape(frame.shape)[:, distance : distance + 40] = rng.integers(0, 256, tile.shape)
         saved = len(codec.encode(without, LANE).data) - len(codec.encode(record, LANE).data)
         assert (saved > 90) == found
+
+
+@needs_numba
+def test_the_time_to_encode_grows_with_the_frame_only() -> None:
+    pattern, times = np.arange(29, dtype=np.uint8), {}
+    for size in (200_000, 800_000):
+        frame = np.resize(pattern, size)
+        frame[29:40_029] = 7  # the first pattern is too far away for a copy
+        codec = PixelLzCodec(FrameSpec(size, frame.dtype), frames_per_record=1)
+        codec.encode(frame[None], LANE)
+        began = time.thread_time()
+        codec.encode(frame[None], LANE)
+        times[size] = time.thread_time() - began
+    assert times[800_000] < 12 * times[200_000]
 
 
 def record_of(*frames: bytes) -> np.ndarray:

@@ -43,6 +43,13 @@ def test_what_is_sent_is_what_was_stored(method: str, part: str) -> None:
     assert (outs[1] == buffer.next_observations[SLOTS, ENVS]).all()
 
 
+def test_frames_of_other_planes_are_sent_as_rows() -> None:
+    buffer = make(compression_method="pixel-lz", frame_stack=4)
+    buffer._stores[""].codec.planes = 3  # as if a file had brought it
+    fill(buffer, steps=80)
+    assert "rows" in block_of(buffer)
+
+
 def test_records_that_others_would_decode_wrongly_are_sent_as_rows() -> None:
     buffer = make(compression_method="bitpack", frame_stack=4)
     codec = buffer._stores[""].codec

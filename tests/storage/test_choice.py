@@ -133,6 +133,13 @@ def test_a_preference_decides_between_codecs_that_are_fast_enough() -> None:
     assert chosen("memory", raw, fast, small) == "zstd"
 
 
+def test_of_codecs_that_cost_about_the_same_the_one_that_reads_fastest_is_chosen() -> None:
+    results = result("none", 7000, 2.0), result("delta", 800, 1.0), result("pixel-lz", 1100, 0.6)
+    costs = [trial.cost("balanced") for trial in results[1:]]
+    assert 1 < costs[1] / costs[0] < 1.15
+    assert chosen("balanced", *results) == "pixel-lz"
+
+
 def test_a_codec_that_saves_next_to_nothing_is_not_chosen() -> None:
     assert chosen("balanced", result("none", 7000, 2.0), result("delta", 6900, 0.1)) == "none"
 

@@ -97,7 +97,7 @@ class Codec(ABC):
     """With the format ``"bitpack"``: what blocks are predicted by; see :func:`.default_predictors`."""
 
     planes: int = 0
-    """With the format ``"pixel-lz"``: the bytes of a pixel; see :mod:`.pixel_lz`."""
+    """With the format ``"pixel-lz"``: 3 for RGB images, whose planes are decoded together, otherwise 1."""
 
     def __init__(self, frame: FrameSpec) -> None:
         self.frame = frame

@@ -1,4 +1,7 @@
-"""Compiled form of :mod:`.packed_frames`. Import through :func:`sb3_extra_buffers.compiled.load_kernels` only."""
+"""Compiled form of :mod:`.packed_frames`. Import through :func:`sb3_extra_buffers.compiled.load_kernels` only.
+
+Which codec's frames these are, ``planes`` says: it is 0 for ``bitpack``.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ _pack_pixels, _unpack_pixels = pixel_lz_kernels.pack_frame, pixel_lz_kernels.unp
 
 
 @njit(nogil=True, cache=True)
-def unpack(
+def unpack_frame(
     target: int,
     size: int,
     record: int,
@@ -46,10 +49,11 @@ def unpack(
 ) -> bool:
     """Decode frame ``number`` of a record; false if it is corrupt.
 
-    :param predictors: The address of those of ``bitpack``; 0 for records of ``pixel-lz``.
+    :param predictors: The address of those of ``bitpack``.
+    :param planes: Those of ``pixel-lz``; 0 for records of ``bitpack``.
     :param scratch: Memory for a frame and :data:`SCRATCH_BYTES` more.
     """
-    padding = _BITPACK_PADDING if predictors else _PIXEL_LZ_PADDING
+    padding = _PIXEL_LZ_PADDING if planes else _BITPACK_PADDING
     end = record + 4 * group
     if length < 4 * group + padding:
         return False
@@ -61,9 +65,9 @@ def unpack(
         end += frame_bytes
     if end + padding != record + length:
         return False
-    if predictors:
-        return _unpack_bits(target, size, begin, stop, predictors)
-    return _unpack_pixels(target, size, begin, stop, planes, scratch)
+    if planes:
+        return _unpack_pixels(target, size, begin, stop, planes, scratch)
+    return _unpack_bits(target, size, begin, stop, predictors)
 
 
 @njit(INT(_STORED_FRAMES, INTS_2D, INT, INT, types.uint8[::1], INTS), nogil=True, cache=True)
@@ -72,15 +76,15 @@ def encode(records: Bytes, predictors: Indices, planes: int, row_bytes: int, out
     group, size = records.shape[1], records.shape[2]
     begin = np.int64(address(out))
     end = begin
-    padding = _BITPACK_PADDING if len(predictors) else _PIXEL_LZ_PADDING
+    padding = _PIXEL_LZ_PADDING if planes else _BITPACK_PADDING
     for row in range(len(records)):
         record = address(records) + row * group * size
         at = end + 4 * group
         for i in range(group):
-            if len(predictors):
-                length = _pack_bits(record + i * size, size, at, address(predictors))
-            else:
+            if planes:
                 length = _pack_pixels(record + i * size, size, at, planes, row_bytes)
+            else:
+                length = _pack_bits(record + i * size, size, at, address(predictors))
             store32(end + 4 * i, length)
             at += length
         for i in range(padding):
@@ -98,7 +102,6 @@ def decode(data: Bytes, starts: Indices, lengths: Indices, out: Bytes, predictor
     """Decode records into ``out[i]``. Returns the number of the first invalid one, or ``len(starts)``."""
     group, size = out.shape[1], out.shape[2]
     scratch = np.empty(size + SCRATCH_BYTES, dtype=np.uint8)
-    table = address(predictors) if len(predictors) else 0
     for row in range(len(starts)):
         start, length = starts[row], lengths[row]
         if start < 0 or length < 0 or start > len(data) - length:
@@ -108,7 +111,9 @@ def decode(data: Bytes, starts: Indices, lengths: Indices, out: Bytes, predictor
             copy(target, record, length)
             continue
         for i in range(group):
-            if not unpack(target + i * size, size, record, length, i, group, table, planes, address(scratch)):
+            if not unpack_frame(
+                target + i * size, size, record, length, i, group, address(predictors), planes, address(scratch)
+            ):
                 return row
     return len(starts)
 

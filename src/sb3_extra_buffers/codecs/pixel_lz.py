@@ -3,7 +3,7 @@
 Made for colour images of tiles, sprites and flat areas, such as those of Crafter and CarRacing. Each frame is decoded
 on its own, in about the time that SB3's buffer takes to read the image.
 
-A *pixel* is the three bytes of an RGB image of type ``uint8``, one in each of its three planes. In all other frames, it
+A *pixel* is the three bytes of an RGB image of bytes, one in each of its three planes. In all other frames, it
 is one byte. A frame is made by *steps*: each writes 0 to 15 new pixels, called *literals*, and then copies 0 to 31
 pixels from some distance before. A step is a number of 24 bits, little-endian:
 

@@ -111,7 +111,7 @@ def pack_frame(frame: int, size: int, out: int, planes: int, row: int) -> int:
     distances = np.zeros(_FIXED + _RECENT, dtype=np.int64)
     distances[0], distances[1] = 1, row
     shortest = 2 if planes == 3 else 4  # what takes more bytes than a step
-    end, last_step = out, address(steps)
+    end, steps_end = out, address(steps)
     place, done = 0, 0
     while place < n_pixels:
         n_tried = _FIXED + _RECENT if place == done else _FIXED  # an earlier distance often serves again after a copy
@@ -119,16 +119,16 @@ def pack_frame(frame: int, size: int, out: int, planes: int, row: int) -> int:
         if length < shortest:
             place += 1 + ((place - done) >> _PATIENCE)
             continue
-        last_step, end = _add_steps(last_step, end, frame + done, n_pixels, planes, place - done, length, distance)
+        steps_end, end = _add_steps(steps_end, end, frame + done, n_pixels, planes, place - done, length, distance)
         _remember(distances, distance)
         place += length
         done = place
     if done < n_pixels:
-        last_step, end = _add_steps(last_step, end, frame + done, n_pixels, planes, n_pixels - done, 0, 0)
-    while last_step > address(steps):
-        last_step -= STEP_BYTES
+        steps_end, end = _add_steps(steps_end, end, frame + done, n_pixels, planes, n_pixels - done, 0, 0)
+    while steps_end > address(steps):
+        steps_end -= STEP_BYTES
         for byte in range(STEP_BYTES):
-            store8(end + byte, load8(last_step + byte))
+            store8(end + byte, load8(steps_end + byte))
         end += STEP_BYTES
     return end - out
 
@@ -188,12 +188,12 @@ def _find(
     few, more = _few(here, shift), load64(here)
     if shift:
         more ^= load64(here + 4) * _MULTIPLIER  # of three pixels
-    first, last = tables + _entry(few), tables + _TABLE_BYTES + _entry(more)
-    met_first, met_last = load32(first) - 1, load32(last) - 1
+    first_entry, last_entry = tables + _entry(few), tables + _TABLE_BYTES + _entry(more)
+    met_first, met_last = load32(first_entry) - 1, load32(last_entry) - 1
     # Copies from far away are decoded faster, so the first place is kept, unless it only has the same hash.
     if met_first < 0 or _few(pixels + (met_first << shift), shift) != few:
-        store32(first, place + 1)
-    store32(last, place + 1)
+        store32(first_entry, place + 1)
+    store32(last_entry, place + 1)
     limit, best = n_pixels - place, (0, 0)
     if met_first >= 0:
         best = _better(here, few, shift, place, limit, place - met_first, best)
@@ -222,15 +222,18 @@ def _entry(pixels: int) -> int:
 def _better(
     here: int, few: int, shift: int, place: int, limit: int, distance: int, best: tuple[int, int]
 ) -> tuple[int, int]:
-    """The better one of two copies: that from a distance, or ``best``."""
+    """The better one of two copies: that from a distance, or ``best``.
+
+    :param few: The pixels at ``here`` that any copy has to begin with.
+    """
     if distance <= 0 or distance > min(place, LONGEST_DISTANCE):
         return best
     there = here - (distance << shift)
     if _few(there, shift) != few:
         return best
-    length = n_equal_bytes(here, there, 0, limit << shift) >> shift
     if 1 < distance <= LONGEST_COPY:
-        length = min(length, distance)
+        limit = min(limit, distance)
+    length = n_equal_bytes(here, there, 0, limit << shift) >> shift
     is_longer = length - (distance < _SLOW_DISTANCE) > best[0] - (best[1] < _SLOW_DISTANCE)
     return (length, distance) if is_longer else best
 

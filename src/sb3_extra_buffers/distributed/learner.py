@@ -31,7 +31,7 @@ _DEFAULTS: dict[str, Any] = {
 }
 _OF_LEARNER = ("policy", "env", "collectors", "ray", "_init_setup_model")
 _OF_BUFFER = ("optimize_memory_usage", "n_steps")
-"""Arguments that collectors do not have from the learner, because their buffers are others."""
+"""Arguments that collectors do not inherit: their buffers differ from the learner's."""
 
 
 class Learner(BaseAlgorithm):

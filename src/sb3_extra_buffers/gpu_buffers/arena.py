@@ -174,6 +174,9 @@ class DeviceArena(CappedArena):
     def size(self) -> int:
         return len(self._heap)
 
+    def discard_dead(self) -> None:
+        """A part of a tensor cannot be returned."""
+
     def _extend(self, size: int, boundary: int, shift: int) -> None:
         if size > self.size:
             self._heap.grow(size)

@@ -47,7 +47,7 @@ class Arena:
 
     @property
     def nbytes(self) -> int:
-        """Memory that has been written, and so is resident."""
+        """Memory that has been written, and so is resident, unless :meth:`discard_dead` has returned it."""
         return self.limit
 
     def allocate(self, size: int) -> int | None:

@@ -100,7 +100,7 @@ def _is_like(codec: Codec, other: Codec) -> bool:
     """Whether one codec decodes the records of the other, given their reference frames."""
     return codec.record_format == other.record_format and all(
         getattr(codec, name) is getattr(other, name) or np.array_equal(getattr(codec, name), getattr(other, name))
-        for name in ("distances", "predictors")
+        for name in ("distances", "predictors", "planes")
     )
 
 

@@ -27,6 +27,9 @@ SLOWEST_READ: dict[Preference, float] = {"speed": 0.95, "balanced": 0.95, "memor
 """How long reading an observation may take, compared with SB3's buffer..."""
 _IMPRECISION = 1.1
 """... and how much longer if nothing is that fast: then a codec that is about as fast as SB3 is better than none."""
+_ABOUT_AS_GOOD: dict[Preference, float] = {"speed": 1.15, "balanced": 1.15, "memory": 1.0}
+"""Costs are measured, so those up to so many times the lowest one count as the same. Of these codecs, the one that is
+read fastest is chosen."""
 _USUAL_BATCH = 32
 _FIXED_BYTES = 64
 """About the size of a transition without its frame, whatever the codec."""
@@ -177,7 +180,9 @@ class Trials:
         eligible = eligible or [trial for trial in smaller if trial.reading <= _IMPRECISION * slowest]
         if not eligible:
             return none
-        best = min(eligible, key=lambda trial: trial.cost(self._prefer))
+        highest = _ABOUT_AS_GOOD[self._prefer] * min(trial.cost(self._prefer) for trial in eligible)
+        about_as_good = [trial for trial in eligible if trial.cost(self._prefer) <= highest]
+        best = min(about_as_good, key=lambda trial: (trial.reading, trial.cost(self._prefer)))
         stay = [trial for trial in eligible if trial.recipe == self._current]
         return stay[0] if stay and best.cost(self._prefer) > _STAY[self._prefer] * stay[0].cost(self._prefer) else best
 

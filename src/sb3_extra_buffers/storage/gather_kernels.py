@@ -30,7 +30,7 @@ from sb3_extra_buffers.codecs.memory_kernels import (
     load32,
     load_int,
 )
-from sb3_extra_buffers.codecs.packed_frames_kernels import SCRATCH_BYTES, unpack
+from sb3_extra_buffers.codecs.packed_frames_kernels import SCRATCH_BYTES, unpack_frame
 from sb3_extra_buffers.codecs.zstd_kernels import decompress_record
 
 _ROWS_AT_ONCE = 2
@@ -131,7 +131,7 @@ def _gather_run(task: Any, store: Any, row: int, begin: int, stop: int, context:
                 if source:
                     copy(target, source, size)
                 else:
-                    if not unpack(
+                    if not unpack_frame(
                         target, size, start, length, inside, group, store.predictors, store.planes, scratch,
                     ):  # fmt: skip
                         return False
