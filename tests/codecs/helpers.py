@@ -10,6 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from sb3_extra_buffers.codecs.base import Bytes, Codec, FrameSpec, Indices
+from sb3_extra_buffers.codecs.packed_frames import PackedFramesCodec
 from sb3_extra_buffers.codecs.registry import METHODS, available_methods
 
 DTYPES = [np.dtype(name) for name in ("uint8", "int8", "bool", "int32", "int64", "float32", "float64")]
@@ -111,3 +112,21 @@ def store(codec: Codec, batches: list[Bytes], lanes: Indices) -> Stored:
         np.concatenate(lengths),
         np.concatenate(references).astype(np.int64),
     )
+
+
+def record_of(codec: type[PackedFramesCodec], *frames: bytes) -> np.ndarray:
+    """A record of frames that are packed already."""
+    sizes = np.array([len(frame) for frame in frames], dtype="<u4").tobytes()
+    return np.frombuffer(sizes + b"".join(frames) + bytes(codec.padding), dtype=np.uint8)
+
+
+def decoded_between_guards(codec: Codec, record: np.ndarray) -> np.ndarray:
+    """A decoded record. Nothing may be written beside it, whether or not it is corrupt."""
+    memory = np.full(codec.record_bytes + 128, 0xA5, dtype=np.uint8)
+    lane = np.zeros(1, dtype=np.int64)
+    try:
+        codec.decode(record.copy(), lane, np.array([len(record)]), lane, memory[64:-64].reshape(1, -1))
+    finally:
+        assert (memory[:64] == 0xA5).all()
+        assert (memory[-64:] == 0xA5).all()
+    return memory[64:-64]

@@ -15,7 +15,7 @@ from sb3_extra_buffers.codecs.base import FrameSpec
 from sb3_extra_buffers.codecs.bitpack import BLOCK_BYTES, N_PREDICTORS, BitpackCodec, default_predictors
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.storage.pickling import unpickled
-from tests.codecs.helpers import store
+from tests.codecs.helpers import decoded_between_guards, record_of, store
 
 needs_numba = pytest.mark.skipif(not has_numba(), reason="needs numba")
 LANE = np.zeros(1, dtype=np.int64)
@@ -58,24 +58,8 @@ def test_compiled_bytes_are_the_same(case: tuple[FrameSpec, np.ndarray]) -> None
         np.testing.assert_array_equal(ours, expected)
 
 
-def record_of(*frames: bytes) -> np.ndarray:
-    sizes = np.array([len(frame) for frame in frames], dtype="<u4").tobytes()
-    return np.frombuffer(sizes + b"".join(frames) + bytes(BitpackCodec.padding), dtype=np.uint8)
-
-
 def header(predictor: int, width: int, offset: int) -> bytes:
     return (predictor | width << 4 | offset << 8).to_bytes(2, "little")
-
-
-def decoded(codec: BitpackCodec, record: np.ndarray) -> np.ndarray:
-    """Between guards."""
-    memory = np.full(codec.record_bytes + 128, 0xA5, dtype=np.uint8)
-    try:
-        codec.decode(record.copy(), LANE, np.array([len(record)]), LANE, memory[64:-64].reshape(1, -1))
-    finally:
-        assert (memory[:64] == 0xA5).all()
-        assert (memory[-64:] == 0xA5).all()
-    return memory[64:-64]
 
 
 @pytest.mark.parametrize("compiled", [pytest.param(True, marks=needs_numba), False])
@@ -89,7 +73,9 @@ def test_the_format_is_the_documented_one(compiled: bool, monkeypatch: pytest.Mo
     numbers = sum(number << 3 * number for number in range(8)).to_bytes(3, "little")
     body = header(0, 3, 100) + header(1, 0, 255) + header(2, 0, 3) + 4 * numbers + bytes([8, 9])
     first = 100 + np.arange(BLOCK_BYTES) % 8
-    np.testing.assert_array_equal(decoded(codec, record_of(body)), [*first, *(first - 1), *(first + 3), 8, 9])
+    np.testing.assert_array_equal(
+        decoded_between_guards(codec, record_of(BitpackCodec, body)), [*first, *(first - 1), *(first + 3), 8, 9]
+    )
 
 
 @pytest.mark.parametrize("compiled", [pytest.param(True, marks=needs_numba), False])
@@ -108,13 +94,17 @@ def test_forged_frames_are_refused(body: bytes, compiled: bool, monkeypatch: pyt
         monkeypatch.setattr(packed_frames, "load_kernels", lambda _: None)
     codec = BitpackCodec(FrameSpec(BLOCK_BYTES, np.dtype(np.uint8), row_bytes=BLOCK_BYTES), frames_per_record=2)
     good = header(0, 0, 7)
-    assert (decoded(codec, record_of(good, good)) == 7).all()
+    assert (decoded_between_guards(codec, record_of(BitpackCodec, good, good)) == 7).all()
     for frames in ((body, good), (good, body)):
         with pytest.raises(CorruptDataError):
-            decoded(codec, record_of(*frames))
-    for damaged in (record_of(good, good)[:-1], record_of(good), record_of(good, good, good)):
+            decoded_between_guards(codec, record_of(BitpackCodec, *frames))
+    for damaged in (
+        record_of(BitpackCodec, good, good)[:-1],
+        record_of(BitpackCodec, good),
+        record_of(BitpackCodec, good, good, good),
+    ):
         with pytest.raises(CorruptDataError):
-            decoded(codec, damaged)
+            decoded_between_guards(codec, damaged)
 
 
 def test_untrusted_predictors_are_errors() -> None:

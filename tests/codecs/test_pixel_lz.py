@@ -15,7 +15,7 @@ from sb3_extra_buffers.codecs.base import FrameSpec
 from sb3_extra_buffers.codecs.pixel_lz import LONGEST_DISTANCE, PixelLzCodec
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.storage.pickling import unpickled
-from tests.codecs.helpers import store
+from tests.codecs.helpers import decoded_between_guards, record_of, store
 
 needs_numba = pytest.mark.skipif(not has_numba(), reason="needs numba")
 LANE = np.zeros(1, dtype=np.int64)
@@ -103,24 +103,8 @@ def test_the_time_to_encode_grows_with_the_frame_only() -> None:
     assert times[800_000] < 12 * times[200_000]
 
 
-def record_of(*frames: bytes) -> np.ndarray:
-    sizes = np.array([len(frame) for frame in frames], dtype="<u4").tobytes()
-    return np.frombuffer(sizes + b"".join(frames) + bytes(PixelLzCodec.padding), dtype=np.uint8)
-
-
 def step(n_literals: int, n_copied: int = 0, distance: int = 0) -> bytes:
     return (n_literals | n_copied << 4 | distance << 9).to_bytes(3, "little")
-
-
-def decoded(codec: PixelLzCodec, record: np.ndarray) -> np.ndarray:
-    """Between guards."""
-    memory = np.full(codec.record_bytes + 128, 0xA5, dtype=np.uint8)
-    try:
-        codec.decode(record.copy(), LANE, np.array([len(record)]), LANE, memory[64:-64].reshape(1, -1))
-    finally:
-        assert (memory[:64] == 0xA5).all()
-        assert (memory[-64:] == 0xA5).all()
-    return memory[64:-64]
 
 
 @pytest.mark.parametrize("compiled", [pytest.param(True, marks=needs_numba), False])
@@ -133,7 +117,9 @@ def test_the_format_is_the_documented_one(compiled: bool, monkeypatch: pytest.Mo
     steps = [step(3, 31, 1), step(0, 5, 34), step(1, 8, 40)]
     plane = np.array([1, 2, *[3] * 32, 1, 2, 3, 3, 3, 9, 1, 2, 3, 3, 3, 3, 3, 3])
     expected = [*plane, *plane + 10, *plane + 20]
-    np.testing.assert_array_equal(decoded(codec, record_of(literals + b"".join(steps[::-1]))), expected)
+    np.testing.assert_array_equal(
+        decoded_between_guards(codec, record_of(PixelLzCodec, literals + b"".join(steps[::-1]))), expected
+    )
 
 
 @pytest.mark.parametrize("compiled", [pytest.param(True, marks=needs_numba), False])
@@ -157,13 +143,17 @@ def test_forged_frames_are_refused(body: bytes, compiled: bool, monkeypatch: pyt
         monkeypatch.setattr(packed_frames, "load_kernels", lambda _: None)
     codec = PixelLzCodec(FrameSpec(36, np.dtype(np.uint8)), frames_per_record=2)
     good = b"\7" + step(0, 4, 1) + step(1, 31, 1)
-    assert (decoded(codec, record_of(good, good)) == 7).all()
+    assert (decoded_between_guards(codec, record_of(PixelLzCodec, good, good)) == 7).all()
     for frames in ((body, good), (good, body)):
         with pytest.raises(CorruptDataError):
-            decoded(codec, record_of(*frames))
-    for damaged in (record_of(good, good)[:-1], record_of(good), record_of(good, good, good)):
+            decoded_between_guards(codec, record_of(PixelLzCodec, *frames))
+    for damaged in (
+        record_of(PixelLzCodec, good, good)[:-1],
+        record_of(PixelLzCodec, good),
+        record_of(PixelLzCodec, good, good, good),
+    ):
         with pytest.raises(CorruptDataError):
-            decoded(codec, damaged)
+            decoded_between_guards(codec, damaged)
 
 
 @needs_numba
@@ -171,7 +161,7 @@ def test_forged_frames_are_refused(body: bytes, compiled: bool, monkeypatch: pyt
 @given(st.binary(max_size=80), st.sampled_from([1, 3]))
 def test_random_bytes_decode_inside_their_frame_or_not_at_all(body: bytes, channels: int) -> None:
     codec = PixelLzCodec(FrameSpec(36, np.dtype(np.uint8), channels), frames_per_record=1)
-    record = record_of(body)
+    record = record_of(PixelLzCodec, body)
     if len(record) == codec.record_bytes:
         return
     results = []
@@ -179,7 +169,7 @@ def test_random_bytes_decode_inside_their_frame_or_not_at_all(body: bytes, chann
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(packed_frames, "load_kernels", kernels)
             try:
-                results.append(decoded(codec, record).tolist())
+                results.append(decoded_between_guards(codec, record).tolist())
             except CorruptDataError:
                 results.append(None)
     assert results[0] == results[1]
