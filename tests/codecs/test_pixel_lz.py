@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sb3_extra_buffers.codecs import packed_frames
 from sb3_extra_buffers.codecs.availability import has_numba
 from sb3_extra_buffers.codecs.base import FrameSpec
+from sb3_extra_buffers.codecs.bitpack import BitpackCodec
 from sb3_extra_buffers.codecs.pixel_lz import LONGEST_DISTANCE, PixelLzCodec
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.storage.pickling import unpickled
@@ -69,6 +70,16 @@ def test_the_same_frames_give_the_same_bytes_whatever_was_in_memory() -> None:
     for _ in range(20):
         codec.encode(rng.integers(0, 256, record.shape, dtype=np.uint8), LANE)
         np.testing.assert_array_equal(codec.encode(record, LANE).data, first)
+
+
+@needs_numba
+def test_noise_on_a_gradient_is_left_to_bitpack() -> None:
+    rng = np.random.default_rng(0)
+    image = np.add.outer(np.arange(84), np.arange(84)) // 2 + rng.integers(0, 4, (3, 84, 84))
+    spec, record = FrameSpec(image.size, np.dtype(np.uint8), 3, row_bytes=84), image.astype(np.uint8).reshape(1, -1)
+    by_copies = PixelLzCodec(spec, frames_per_record=1).encode(record, LANE)
+    by_differences = BitpackCodec(spec, frames_per_record=1).encode(record, LANE)
+    assert len(by_differences.data) < 0.6 * len(by_copies.data)
 
 
 @needs_numba

@@ -163,6 +163,14 @@ class TestArenas:
                     assert heap[at : at + len(block)].tobytes() == block.tobytes()
         assert arena.generation > 3
 
+    def test_a_device_keeps_dead_bytes(self, device: str) -> None:
+        arena = DeviceArena(th.device(device), HeapBudget(None))
+        arena.grow(1 << 20)
+        put(arena, 0, np.full(1 << 20, 7, dtype=np.uint8))
+        arena.head = arena.tail = 1 << 19
+        arena.discard_dead()
+        assert (arena.data[: 1 << 20] == 7).all()
+
     def test_a_ring_that_is_wrapped_grows_in_pieces(self, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(arena_module, "_MOVED_AT_ONCE", 1000)
         arena = DeviceArena(th.device(device), HeapBudget(None))

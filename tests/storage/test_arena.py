@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import ctypes
+import mmap
 import pickle
+import sys
 from collections import deque
 
 import numpy as np
@@ -57,6 +60,10 @@ class ArenaAgainstListOfBlocks(RuleBasedStateMachine):
         for _ in range(int(share * len(self.blocks))):
             self.blocks.popleft()
         self.arena.free_until(self.blocks[0].start)
+
+    @rule()
+    def discard_dead(self) -> None:
+        self.arena.discard_dead()
 
     @rule()
     def clear(self) -> None:
@@ -116,6 +123,24 @@ def test_a_ring_that_is_full_and_overwritten_for_ever_does_not_grow() -> None:
 
 
 class TestAnonymousMemory:
+    @pytest.mark.skipif(sys.platform != "linux", reason="other systems may keep discarded bytes")
+    def test_discards_whole_pages_only(self) -> None:
+        memory, page = AnonymousMemory(8 * mmap.PAGESIZE), mmap.PAGESIZE
+        memory.data[:] = 7
+        memory.discard(page - 1, page + 1)
+        memory.discard(2 * page + 1, 5 * page - 1)
+        assert np.flatnonzero(memory.data.reshape(8, page).min(axis=1) == 0).tolist() == [3]
+        assert (memory.data.reshape(8, page)[[0, 1, 2, 4, 5, 6, 7]] == 7).all()
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="needs mlock")
+    def test_pages_that_are_locked_are_kept(self) -> None:
+        memory = AnonymousMemory(4 * mmap.PAGESIZE)
+        memory.data[:] = 7
+        if ctypes.CDLL(None).mlock(ctypes.c_void_p(memory.data.ctypes.data), ctypes.c_size_t(mmap.PAGESIZE)):
+            pytest.skip("this user may not lock memory")
+        memory.discard(0, mmap.PAGESIZE)
+        assert (memory.data == 7).all()
+
     def test_keeps_its_contents_when_it_grows(self) -> None:
         memory = AnonymousMemory(1000)
         memory.data[:1000] = np.arange(1000) % 251
