@@ -1,6 +1,7 @@
 """Is the library as fast as SB3 on workloads that it was not tuned on?
 
-    python -m benchmarks.studies.workloads                       # 23 workloads: about three minutes on two quiet cores
+    python -m benchmarks.studies.workloads                       # 23 workloads: about four minutes on two quiet cores
+    python -m benchmarks.studies.workloads --names held-out      # twelve other games: about two minutes
     python -m benchmarks.studies.workloads --quick --names enduro,rgb --methods auto,delta,none
 
 Every buffer has a process of its own, and the processes take turns of a few milliseconds. A buffer is filled first.
@@ -17,7 +18,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from itertools import chain
@@ -28,13 +29,12 @@ import numpy as np
 import psutil
 from tqdm import tqdm
 
-from benchmarks.environments import ENVIRONMENTS, WORKLOADS
+from benchmarks.environments import ENVIRONMENTS, HELD_OUT, WORKLOADS
 from benchmarks.peers import MissingPeerError
 from benchmarks.recordings import load_recording, longest_recording
 from benchmarks.results import Figure
 from benchmarks.streams import Stream
 from benchmarks.targets import PAUSE, Targets, is_within, targets_of
-from benchmarks.worker import WARM_UP_STEPS
 from benchmarks.workers import Workers
 
 SB3 = "sb3"
@@ -106,7 +106,7 @@ class Row:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--names", default=",".join(WORKLOADS), help=f"workloads, or {', '.join(WORKLOADS)}")
+    parser.add_argument("--names", default=",".join(WORKLOADS), help=f"workloads, {', '.join(WORKLOADS)} or held-out")
     parser.add_argument("--methods", default="auto", help='such as "auto,delta,auto prefer=memory" (default: auto)')
     parser.add_argument("--transitions", type=int, help=f"what a buffer holds (default: {FULL.transitions})")
     parser.add_argument("--memory-transitions", type=int, help="measure memory with so many, in buffers of their own")
@@ -122,7 +122,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     methods = arguments.methods.split(",")
-    is_everything = len(names) == sum(map(len, WORKLOADS.values())) and effort == FULL
+    is_everything = names == names_of(WORKLOADS) and effort == FULL
     out: Path = arguments.out or RESULTS / ("quick" if arguments.quick else "workloads" if is_everything else "partial")
     out.mkdir(parents=True, exist_ok=True)
 
@@ -145,12 +145,13 @@ def main() -> int:
     return 1 if failures else 0
 
 
-def names_of(words: Sequence[str]) -> list[str]:
+def names_of(words: Iterable[str]) -> list[str]:
     """The workloads, where a group stands for all that are in it."""
-    names = list(chain(*(WORKLOADS.get(word, (word,)) for word in words)))
+    groups = {**WORKLOADS, "held-out": HELD_OUT}
+    names = list(chain(*(groups.get(word, (word,)) for word in words)))
     unknown = [name for name in names if name not in ENVIRONMENTS]
     if unknown:
-        known = ", ".join([*WORKLOADS, *ENVIRONMENTS])
+        known = ", ".join([*groups, *ENVIRONMENTS])
         raise ValueError(f"unknown workload {', '.join(unknown)}; known are {known}")
     return names
 
@@ -172,7 +173,7 @@ def measure(
         # One after the other: while SB3's arrays get their memory, other processes have to wait for theirs.
         filled = {who: found[0] for who, found in workers.in_turn(1, "fill_and_watch", steps=stream.steps).items()}
         # What was stored before auto had chosen is overwritten, as it soon is in a buffer that is in use.
-        workers.at_once("fill", steps=min(WARM_UP_STEPS, stream.steps))
+        workers.at_once("fill", steps=stream.steps)
         memory, usage = workers.at_once("growth"), workers.at_once("usage")
         turns = {
             size: workers.in_turn(effort.rounds, "add_and_sample", batch_size=size, times=effort.pairs)

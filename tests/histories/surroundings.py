@@ -43,11 +43,12 @@ SMALL: dict[str, dict[str, Any]] = {
     "storage.observation_store": {
         "_DECISION_STEPS": 20,
         "_FEWEST_STEPS": 12,
-        "_TRIALS": [_PlannedTrials(20, 14, 0.0), _PlannedTrials(60, 24, 0.0)],
+        "_TRIALS": [_PlannedTrials(begin, 14, 0.0) for begin in (20, 50, 80, 110, 200, 300, 400)],
         "_DRIFT_STEPS": 24,
         "REVIEW_STEPS": 40,
         "_LAST_FRAME_NUMBER": 400,
     },
+    "storage.reading_time": {"_TIMES": 2, "_PARTS": 2},
     "storage.record_index": {"_PIECE": 5},
 }
 """Constants that determine how often rare events happen. Stored data does not depend on them."""

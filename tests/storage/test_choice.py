@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from sb3_extra_buffers.storage import observation_store, reading_time
 from sb3_extra_buffers.storage.choice import Trial, Trials
 from sb3_extra_buffers.storage.config import CodecRecipe, StorageConfig
 from sb3_extra_buffers.storage.observation_store import ObservationStore
-from sb3_extra_buffers.storage.reading_time import ColdMemory, ReadingTime, Sb3Reader
+from sb3_extra_buffers.storage.reading_time import ColdMemory, ReadingTime, Sb3Reader, StoreReader
 from sb3_extra_buffers.storage.stacking import StackLayout
 
 AUTO = StorageConfig.from_arguments("auto", None, None, None, "auto")
@@ -82,7 +83,7 @@ def test_no_step_of_a_trial_measures_for_long_and_its_memory_is_freed() -> None:
         trials.add(noise[0])
         n_calls += 1
         assert len(trials._unread) >= left - 1
-    assert n_calls == (1 + len(trials._candidates)) * reading_time._TIMES + 1
+    assert n_calls == (1 + len(trials._candidates)) * reading_time._TIMES + reading_time._PARTS
     assert not any(hasattr(candidate, "_store") for candidate in trials._candidates)
     trials.add(noise[0])  # as happens if Ctrl-C came right before the buffer took the result
     assert trials.best().recipe.method.name == "none"
@@ -99,6 +100,33 @@ def test_what_a_reading_takes_grows_with_what_is_read() -> None:
         return reading.microseconds
 
     assert microseconds(100_000) > 3 * microseconds(5_000)
+
+
+def test_no_observation_is_read_twice_if_there_are_enough() -> None:
+    """A processor soon knows the branches of a decoder that reads the same again, and then it seems to be fast."""
+    read: list[np.ndarray] = []
+    store: Any = SimpleNamespace(
+        codec=SimpleNamespace(frames_per_record=4),
+        layout=SimpleNamespace(stack=4),
+        gather=lambda lanes, firsts, outs: read.append(np.stack([lanes, firsts[0]])),
+    )
+    reader, cold = StoreReader(store, np.arange(4), 0, 5000), ColdMemory(4 * 7056)
+    for turn in range(reading_time._TIMES):
+        reader(cold, cold.batch_size, turn)
+    lanes, firsts = np.concatenate(read, axis=1)
+    apart = 4 + 2 * 4  # then no frame is read twice either
+    assert all(np.diff(np.sort(firsts[lanes == lane])).min() >= apart for lane in range(4))
+
+
+def test_memory_for_measurements_is_given_back_in_parts() -> None:
+    cold = ColdMemory(5_000)
+    cold.grow(1.0)
+    parts = 1
+    while not cold.shrink():
+        parts += 1
+    assert parts == reading_time._PARTS
+    if sys.platform == "linux":  # where memory that was given back is zero
+        assert cold.observations.mean() < 0.05
 
 
 def test_small_frames_end_up_uncompressed() -> None:
@@ -149,6 +177,14 @@ def test_the_codec_in_use_stays_if_another_is_only_a_little_better() -> None:
     assert chosen("balanced", *results) == "zstd"
     assert chosen("balanced", *results, current="delta") == "delta"
     assert chosen("balanced", *results[:2], result("zstd", 400, 1.0), current="delta") == "zstd"
+
+
+def test_the_codec_in_use_stays_if_it_is_measured_as_a_little_slower_than_sb3() -> None:
+    """Measurements differ from time to time, and changing to and fro would leave observations of both in the buffer."""
+    results = result("none", 7000, 2.0), result("bitpack", 3900, 2.0), result("delta", 900, 5.0)  # 4.75 are allowed
+    assert chosen("balanced", *results) == "bitpack"
+    assert chosen("balanced", *results, current="delta") == "delta"
+    assert chosen("balanced", *results[:2], result("delta", 900, 5.5), current="delta") == "bitpack"
 
 
 def test_the_choice_is_logged_once_and_shown(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from sb3_extra_buffers.codecs.availability import has_numba
 from sb3_extra_buffers.codecs.registry import parse_method
 from sb3_extra_buffers.compressed import CompressedReplayBuffer
 from sb3_extra_buffers.storage import observation_store
 from sb3_extra_buffers.storage.config import CodecRecipe
+from sb3_extra_buffers.storage.joined import JoinedStores
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 from tests.methods import installed
 
@@ -71,6 +73,36 @@ def test_observations_of_all_codecs_are_exact_and_those_overwritten_are_released
     game.add(SLOTS + 1)
     game.store.release_earlier()
     assert len(game.store.frame_stores) == 1
+    game.check()
+
+
+@pytest.mark.skipif(not has_numba(), reason="is about the compiled kernel")
+def test_the_kernel_reads_the_observations_of_replaced_codecs_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In two joined buffers, whose codecs were changed at different times: one of them twice, the other once."""
+    games = Game(), Game()
+    for game, changes in zip(games, ({40: RECIPES[2], 90: RECIPES[0]}, {70: RECIPES[3]}), strict=True):
+        for step in range(SLOTS):
+            if step in changes:
+                game.store.change_codec(changes[step])
+            game.add(1)
+    monkeypatch.delattr(JoinedStores, "_fill_one_by_one")  # what it does without a kernel
+    numbers = np.repeat([0, 1], SLOTS * N_ENVS)
+    slots, envs = (np.tile(part.reshape(-1), 2) for part in np.indices((SLOTS, N_ENVS)))
+    outs = [np.zeros((len(numbers), *SPACE.shape), np.uint8) for _ in range(2)]
+    JoinedStores([game.store for game in games]).fill(numbers, [(0, slots), (1, slots)], envs, outs)
+    for game, *found in zip(games, *(np.split(out, 2) for out in outs), strict=True):
+        np.testing.assert_array_equal(found[0], game.observations.reshape(found[0].shape))
+        np.testing.assert_array_equal(found[1], game.successors.reshape(found[1].shape))
+
+
+@pytest.mark.skipif(not has_numba(), reason="is about the compiled kernel")
+def test_observations_before_those_of_a_codec_without_a_kernel_are_read_as_well() -> None:
+    game = Game()
+    for recipe in (RECIPES[0], RECIPES[1], RECIPES[3], RECIPES[0]):  # the second one is gzip
+        game.store.change_codec(recipe)
+        game.add(SLOTS // 4)
+        game.check()
+    game.add(SLOTS // 8)
     game.check()
 
 

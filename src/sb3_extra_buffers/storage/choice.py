@@ -26,7 +26,8 @@ TIME_WEIGHT = TIME_WEIGHTS["balanced"]
 SLOWEST_READ: dict[Preference, float] = {"speed": 0.95, "balanced": 0.95, "memory": 2.0}
 """How long reading an observation may take, compared with SB3's buffer..."""
 _IMPRECISION = 1.1
-"""... and how much longer if nothing is that fast: then a codec that is about as fast as SB3 is better than none."""
+"""... and how much longer if the codec is in use, or if nothing is that fast. Then a codec that is about as fast as SB3
+is better than none."""
 _ABOUT_AS_GOOD: dict[Preference, float] = {"speed": 1.15, "balanced": 1.15, "memory": 1.0}
 """Costs are measured, so those up to so many times the lowest one count as the same. Of these codecs, the one that is
 read fastest is chosen."""
@@ -38,9 +39,12 @@ _SMALL_ENOUGH: dict[Preference, float] = {"speed": 1 / 64, "balanced": 1 / 64, "
 _LEAST_SAVING = 0.1
 _READS = 8
 """How often an observation is read for each time that it is stored: by DQN with its usual batches, and by PPO."""
-_MOST_LANES = 2
+_MOST_LANES = 4
 SMALLEST_FRAME = 512
 """Smaller frames are not compressed: finding their records would cost too much."""
+_MEASURED_BYTES, _FEWEST_STEPS = 14 << 20, 128
+"""Uncompressed frames that make a trial long enough. Of fewer frames, a processor learns the branches that decoding
+takes, and seems to read them up to three times as fast as those of a full buffer."""
 _STAY: dict[Preference, float] = {"speed": 0.75, "balanced": 0.75, "memory": 0.95}
 """The codec in use is only replaced by one that costs this part or less."""
 
@@ -105,6 +109,7 @@ class Trial:
 class Trials:
     """Stores of several codecs, which get the same steps as the buffer for a while.
 
+    :param n_steps: For so many steps; by default, for as many as it takes to measure reading well.
     :param current: The codec in use, which is only replaced by one that is clearly better.
     """
 
@@ -112,7 +117,7 @@ class Trials:
         self,
         layout: StackLayout,
         n_envs: int,
-        n_steps: int,
+        n_steps: int | None = None,
         prefer: Preference = "balanced",
         current: CodecRecipe | None = None,
     ) -> None:
@@ -133,7 +138,8 @@ class Trials:
         # SB3 does most of its work by one thread, and so do we without a compiled kernel.
         is_compiled = has_numba()
         self._speedup = expected_speedup(2 * _USUAL_BATCH * layout.stack * layout.frame.nbytes) if is_compiled else 1.0
-        self._n_steps, self._step = n_steps, 0
+        enough = 2 * _MEASURED_BYTES // max(layout.frame.nbytes * n_lanes, 1)  # of which the second half is measured
+        self._n_steps, self._step = n_steps or max(enough, _FEWEST_STEPS), 0
         self._cold: ColdMemory | None = ColdMemory(layout.stack * layout.frame.nbytes)
         self._sb3 = ReadingTime(Sb3Reader())
         self._unread = [*self._candidates]
@@ -158,7 +164,7 @@ class Trials:
         elif self._unread:
             if self._unread[-1].measure_reading(self._cold):
                 self._unread.pop()
-        else:
+        elif self._cold.shrink():
             self._cold = None
 
     @property
@@ -176,8 +182,8 @@ class Trials:
         none = trials[0]
         slowest = self._limit() * SLOWEST_READ[self._prefer]
         smaller = [trial for trial in trials[1:] if trial.frame_bytes <= (1 - _LEAST_SAVING) * trial.raw_bytes]
-        eligible = [trial for trial in smaller if trial.reading <= slowest]
-        eligible = eligible or [trial for trial in smaller if trial.reading <= _IMPRECISION * slowest]
+        fast = [trial for trial in smaller if trial.reading <= _IMPRECISION * slowest]
+        eligible = [trial for trial in fast if trial.reading <= slowest or trial.recipe == self._current] or fast
         if not eligible:
             return none
         highest = _ABOUT_AS_GOOD[self._prefer] * min(trial.cost(self._prefer) for trial in eligible)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from operator import attrgetter, is_not
 from typing import Any, Protocol
 
@@ -32,12 +33,9 @@ _INT64 = np.dtype(np.int64)
 _ALL_ROWS = slice(None)
 _NO_CONTEXTS: Indices = np.zeros(0, dtype=np.int64)
 NO_NUMBERS: Indices = np.zeros(0, dtype=np.int64)
-_ARRAYS = attrgetter(
-    "layout", "ends", "frames.base", "frames.ring", "frames.encoded", "frames.index", "frames.codec",
-    "frames.codec.dictionary_addresses",
-)  # fmt: skip
-"""What the table knows about an observation store..."""
-_GROWING_ARRAYS = attrgetter("frames.arena.data", "frames.codec.reference_frames")
+_ARRAYS = attrgetter("base", "ring", "encoded", "index", "codec", "codec.dictionary_addresses")
+"""What the table knows about a frame store..."""
+_GROWING_ARRAYS = attrgetter("arena.data", "codec.reference_frames")
 """... and arrays whose memory can grow in place only while nobody else refers to them. So the table has weak references
 to these."""
 
@@ -65,18 +63,24 @@ class ObservationsByFrame(Protocol):
     ends: list[Words]
 
     @property
-    def frames(self) -> GatheredFrames: ...
+    def frame_stores(self) -> Sequence[GatheredFrames]:
+        """The one in use first, then those of codecs that it replaced, the latest first."""
+        ...
 
 
 class Sources:
     """What the kernel knows about stores of the same observations, from all of which one call reads."""
 
-    def __init__(self, n_stores: int = 1) -> None:
+    def __init__(self) -> None:
         self._layout: StackLayout | None = None
         """That of all stores in the table."""
-        self._described: list[tuple[Any, ...]] = [()] * n_stores
-        """For each store, the arrays whose addresses are in the table; empty if there are none."""
-        self._growing: list[tuple[Any, ...]] = [()] * n_stores
+        self._n_sources: list[int] = []
+        """For each store, how many rows of the table are about it: one for each of its frame stores."""
+        self._newest: Indices = NO_NUMBERS
+        """The first of these rows, if the stores have any others; else empty."""
+        self._described: list[tuple[Any, ...]] = []
+        """For each row, the arrays whose addresses are in it; empty if there are none."""
+        self._growing: list[tuple[Any, ...]] = []
         """The same for arrays that grow: weak references."""
         self._kernels: Any = None
         self._table: Any = None
@@ -92,8 +96,8 @@ class Sources:
     ) -> Indices | None:
         """Write observations into ``outs``, and return the rows that are left to the caller.
 
-        These are rows whose observation does not exist, or is stored by an earlier codec. Returns ``None`` if there is
-        no kernel for that.
+        These are rows whose observation does not exist, those with an observation by one codec and its successor by
+        another, and those of earlier codecs without a kernel. Returns ``None`` if there is no kernel for any.
 
         :param numbers: For each row, the number of its store, in order; empty if there is only one store.
         """
@@ -104,6 +108,8 @@ class Sources:
         if not self._describe(stores):
             return None
         slots_0, slots_1, envs = _plain(slots_0), _plain(slots_1), _plain(envs)
+        if len(self._newest) and len(numbers):
+            numbers = self._newest.take(numbers)
         n_slots, n_envs, left = store.n_slots, store.n_envs, []
         kernels, table = self._kernels, self._table
 
@@ -130,29 +136,44 @@ class Sources:
 
     def _describe(self, stores: Sequence[ObservationsByFrame]) -> bool:
         """Bring the table up to date; false if a store has no kernel, or another layout than the first one."""
-        if stores[0].layout is not self._layout:
-            self._layout, self._described = stores[0].layout, [()] * len(stores)
-        for number, store in enumerate(stores):
-            arrays, growing, described = _ARRAYS(store), _GROWING_ARRAYS(store), self._described[number]
-            if described and not any(map(is_not, arrays, described)):
-                data, references = self._growing[number]
-                if data() is growing[0] and references() is growing[1]:
-                    continue
-            self._described[number] = ()
-            if store.layout != self._layout or not self._describe_store(number, store):
-                return False
-            self._described[number], self._growing[number] = arrays, tuple(map(weakref.ref, growing))
+        sources = [store.frame_stores for store in stores]
+        if stores[0].layout is not self._layout or [*map(len, sources)] != self._n_sources:
+            self._begin(stores[0].layout, [*map(len, sources)])
+        number = 0
+        for store, frame_stores in zip(stores, sources, strict=True):
+            for frames in frame_stores:
+                arrays, growing = (store.layout, store.ends, *_ARRAYS(frames)), _GROWING_ARRAYS(frames)
+                if not self._is_described(number, arrays, growing):
+                    self._described[number] = ()
+                    if store.layout != self._layout or not self._describe_source(number, store, frames):
+                        return False
+                    self._described[number], self._growing[number] = arrays, tuple(map(weakref.ref, growing))
+                number += 1
         return True
 
-    def _describe_store(self, number: int, store: ObservationsByFrame) -> bool:
-        frames = store.frames
+    def _begin(self, layout: StackLayout, n_sources: list[int]) -> None:
+        total = sum(n_sources)
+        self._layout, self._n_sources, self._table = layout, n_sources, None
+        self._newest = np.cumsum([0, *n_sources[:-1]]) if total > len(n_sources) else NO_NUMBERS
+        self._described, self._growing = [()] * total, [()] * total
+
+    def _is_described(self, number: int, arrays: tuple[Any, ...], growing: tuple[Any, ...]) -> bool:
+        described = self._described[number]
+        if not described or any(map(is_not, arrays, described)):
+            return False
+        data, references = self._growing[number]
+        return data() is growing[0] and references() is growing[1]
+
+    def _describe_source(self, number: int, store: ObservationsByFrame, frames: GatheredFrames) -> bool:
+        newest, *earlier = store.frame_stores
         kernels, decompress = compiled_kernels(frames.codec)
         if kernels is None:
-            return False
+            return frames is not newest
         if self._table is None:
             self._kernels, self._table = kernels, np.zeros(len(self._described), dtype=kernels.SOURCE)
         _describe(kernels, self._table, number, frames, decompress)
-        kernels.describe_index(self._table, number, frames.base, store.ends[0], store.ends[-1])
+        known = takewhile(lambda frames: compiled_kernels(frames.codec)[0] is not None, earlier)
+        kernels.describe_index(self._table, number, frames.base, store.ends[0], store.ends[-1], len([*known]))
         self._decompresses = bool(self._table["decompress"].any())
         return True
 

@@ -38,7 +38,7 @@ SOURCE = np.dtype(
     [(name, np.int64) for name in ("ring_size", "data_bytes", "capacity", "n_references", "n_words", "n_dictionaries")]
     + [(name, np.int64) for name in ("group", "distances", "ring", "encoded", "data", "starts", "lengths")]
     + [(name, np.int64) for name in ("references", "table", "predictors", "planes", "decompress", "dictionaries")]
-    + [(name, np.int64) for name in ("base", "ends_0", "ends_1")]
+    + [(name, np.int64) for name in ("base", "ends_0", "ends_1", "n_earlier")]
 )
 """What threads need to know about a frame store: sizes, and addresses of arrays."""
 _SOURCES = from_dtype(SOURCE)[::1]
@@ -265,15 +265,17 @@ def gather_from(
     return np.int64(0 if tasks[0].is_corrupt else tasks[0].n_in_time)
 
 
-@njit(types.void(_SOURCES, INT, INTS, WORDS_2D, WORDS_2D), nogil=True, cache=True)
-def describe_index(sources: Any, number: int, base: Indices, ends_0: Words, ends_1: Words) -> None:
+@njit(types.void(_SOURCES, INT, INTS, WORDS_2D, WORDS_2D, INT), nogil=True, cache=True)
+def describe_index(sources: Any, number: int, base: Indices, ends_0: Words, ends_1: Words, n_earlier: int) -> None:
     """Write where the observations of a store are found, for :func:`gather_observations`, into a table of stores.
 
     :param base: The first frame of each lane in the frame store.
     :param ends_0: For each slot and environment, the frame after the last one of the observation in column 0.
+    :param n_earlier: How many of the next stores in the table have the frames before that, those of replaced codecs.
     """
     store = sources[number]
     store.base, store.ends_0, store.ends_1 = base.ctypes.data, ends_0.ctypes.data, ends_1.ctypes.data
+    store.n_earlier = n_earlier
 
 
 @njit(
@@ -303,30 +305,41 @@ def gather_observations(
 ) -> int:
     """:func:`gather_from` for the observations in the given columns, slots and environments.
 
+    :param numbers: For each row of the batch, which source has the newest frames of its store; empty if there is one.
     :param column_1: Negative if there is only one column.
     :param left: Gets the number of rows that are left to the caller, and then these rows: those with an observation
-        that does not exist, or that is older than the frame store.
+        that does not exist, that is in none of the sources, or whose successor is in another one.
     """
     n, n_left, stack = len(envs), 0, outs_0.shape[1]
     n_columns = 1 if column_1 < 0 else 2
     firsts = np.empty((n_columns, n), dtype=np.int64)
+    homes = np.empty(n if len(sources) > 1 else 0, dtype=np.int64)
     for row in range(n):
-        store, env, is_here = sources[numbers[row] if len(numbers) else 0], envs[row], True
+        home, env, is_here = numbers[row] if len(numbers) else 0, envs[row], True
+        store, lowest, highest = sources[home], np.int64(1 << 62), np.int64(-1)
         for i in range(n_columns):
             slot, column = (slots_1[row], column_1) if i else (slots_0[row], column_0)
             first = np.int64(-1)
             if 0 <= slot < n_slots and 0 <= env < n_envs:
                 ends = store.ends_1 if column else store.ends_0
                 first = np.int64(load32(ends + 4 * (slot * n_envs + env))) - stack
-                is_here &= first >= load_int(store.base + 8 * env)
-            is_here &= first >= 0
             firsts[i, row] = first
-        if not is_here:
+            lowest, highest = min(lowest, first), max(highest, first)
+        if lowest >= 0:
+            end, n_earlier = np.int64(1 << 62), store.n_earlier
+            base = load_int(store.base + 8 * env)
+            while lowest < base and n_earlier > 0:
+                end, home, n_earlier = base, home + 1, n_earlier - 1
+                base = load_int(sources[home].base + 8 * env)
+            is_here = base <= lowest and highest < end
+        if lowest < 0 or not is_here:
             n_left += 1
             left[n_left] = row
             firsts[0, row] = -1
+        if len(homes):
+            homes[row] = home
     left[0] = n_left
-    return gather_from(sources, numbers, envs, firsts, outs_0, outs_1, contexts, take_part, parallel, n_threads)
+    return gather_from(sources, homes, envs, firsts, outs_0, outs_1, contexts, take_part, parallel, n_threads)
 
 
 def compile_all() -> None:

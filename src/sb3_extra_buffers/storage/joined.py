@@ -96,7 +96,7 @@ class JoinedStores:
     def __init__(self, stores: Sequence[BaseStore]) -> None:
         self.stores = stores
         self._columns = [JoinedArrays(1) for _ in range(stores[0].n_columns)]
-        self._sources = Sources(len(stores)) if isinstance(stores[0], ObservationStore) else None
+        self._sources = Sources() if isinstance(stores[0], ObservationStore) else None
         self._plain_arrays: list[npt.NDArray[Any]] = []
         self._newest: list[Any] = []
 

@@ -41,7 +41,8 @@ class _PlannedTrials(NamedTuple):
     """When ``auto`` tries several codecs, for how many steps, and when it does not: if the first is good enough."""
 
     begin: int
-    n_steps: int
+    n_steps: int | None
+    """``None``: as many as it takes to measure reading well."""
     good_enough: float
 
 
@@ -49,11 +50,12 @@ _TRIALS = [
     _PlannedTrials(begin=64, n_steps=64, good_enough=1 / 4),
     # The first steps of an episode are often all alike, so the choice is checked once more.
     _PlannedTrials(begin=384, n_steps=128, good_enough=1 / 20),
+    _PlannedTrials(begin=1536, n_steps=None, good_enough=1 / 20),
 ]
 _GOOD_ENOUGH_FOR_MEMORY = 1 / 12
 """If the user prefers memory, the first codec is the one that compresses most, so the others are tried less often."""
-_DRIFT_STEPS, _DRIFT = 128, 1.5
-"""For how many steps codecs are tried again, once frames have become so many times larger or smaller."""
+_DRIFT, _DRIFT_STEPS = 1.5, None
+"""Once frames are so many times larger or smaller, codecs are tried again for so many steps (``None``: as above)."""
 _MOST_CODECS = 4
 """In use at the same time, while earlier ones still hold observations."""
 _FIRST_REVIEW, REVIEW_STEPS = 1024, 2048
@@ -308,6 +310,7 @@ class ObservationStore(ObservationIndex):
             self._usual_frame_bytes = frame_bytes
         elif not usual / _DRIFT <= frame_bytes <= usual * _DRIFT and is_worth_compressing(self.layout):
             self._trials = Trials(self.layout, self.n_envs, _DRIFT_STEPS, self.config.prefer, self.recipe)
+            self._n_trials = len(_TRIALS)  # as good as those that were planned
 
     def _save_steps(self, slots: Sequence[int] | Indices) -> None:
         saved = [*self._saved_steps, *self._steps_at(np.asarray(slots))]

@@ -12,17 +12,19 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sb3_extra_buffers.anonymous_memory import zeros
+from sb3_extra_buffers.anonymous_memory import AnonymousMemory
 from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.parallel import alone
 from sb3_extra_buffers.storage.frame_store import FrameStore
 
-_COLD_BYTES, _FEWEST_OBSERVATIONS = 24 << 20, 8
+_COLD_BYTES, _FEWEST_OBSERVATIONS = 48 << 20, 8
 """More than the share of a cache that a program keeps while it trains."""
 _BATCH_BYTES, _SMALLEST_BATCH = 1 << 21, 4
 _BATCHES = 4
 """As many are in use in training: a batch, the one before, and what they were copied from."""
 _TIMES = 15
+_PARTS = 16
+"""The memory is given back in so many parts, because giving it back takes time, too."""
 
 cpu_time = time.perf_counter if sys.platform == "win32" else time.thread_time
 """The seconds that this thread has worked. Windows counts them in steps of 15.6 ms, so there, waiting counts, too."""
@@ -31,14 +33,15 @@ cpu_time = time.perf_counter if sys.platform == "win32" else time.thread_time
 class ColdMemory:
     """Observations of a size, one per row, most of which are in no cache, and memory for batches of them.
 
-    It is taken little by little, because fresh memory takes time. All of it is mapped from the system and unmapped
-    afterwards. The C allocator would not give all of it back.
+    It is taken and given back little by little, because both take time. All of it is mapped from the system: the C
+    allocator would not give all of it back.
     """
 
     def __init__(self, observation_bytes: int) -> None:
         n = max(_COLD_BYTES // observation_bytes, _FEWEST_OBSERVATIONS)
         self.batch_size = max(_SMALLEST_BATCH, _BATCH_BYTES // observation_bytes) // 2 * 2
-        self._memory: Bytes = zeros((n + _BATCHES * self.batch_size, observation_bytes), np.dtype(np.uint8))
+        self._mapped = AnonymousMemory((n + _BATCHES * self.batch_size) * observation_bytes)
+        self._memory: Bytes = self._mapped.data.reshape(-1, observation_bytes)
         self.observations, self._batches = self._memory[:n], self._memory[n:]
         self._n_ready = self._turn = 0
 
@@ -47,6 +50,14 @@ class ColdMemory:
         n_ready = round(share * len(self._memory))
         self._memory[self._n_ready : n_ready] = 1
         self._n_ready = n_ready
+
+    def shrink(self) -> bool:
+        """Give a part of the memory back. Returns whether that was the last one."""
+        left = max(self._n_ready - -(-len(self._memory) // _PARTS), 0)
+        row_bytes = self._memory.shape[1]
+        self._mapped.discard(left * row_bytes, self._n_ready * row_bytes)
+        self._n_ready = left
+        return left == 0
 
     def batch(self, n: int) -> Bytes:
         """Memory for a batch of ``n`` observations: one of several pieces, in turn."""
@@ -108,7 +119,7 @@ class Sb3Reader:
 
 
 class StoreReader:
-    """Reads observations of a store that are far apart, as ``sample`` does.
+    """Reads observations of a store that are far apart, as ``sample`` does, and other ones in each turn.
 
     They begin at the frames from ``first`` to ``stop - 1``.
     """
@@ -117,7 +128,7 @@ class StoreReader:
         self._store, self._lanes, self._first, self._n = store, lanes, first, max(stop - first, 1)
 
     def __call__(self, cold: ColdMemory, n: int, turn: int) -> None:
-        store, numbers, stack = self._store, np.arange(n // 2), self._store.layout.stack
+        store, numbers, stack = self._store, turn * (n // 2) + np.arange(n // 2), self._store.layout.stack
         apart = stack + 2 * store.codec.frames_per_record
         firsts = self._first + (self._n - 1 - numbers // len(self._lanes) * apart - turn * apart // _TIMES) % self._n
         frames = cold.batch(n).reshape(2, len(numbers), stack, -1)

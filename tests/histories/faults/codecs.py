@@ -227,8 +227,14 @@ CODEC_FAULTS = [
     Fault(
         "gathering: observations of an earlier codec are looked for in the newest store",
         GATHERING,
-        "is_here &= first >= load_int(store.base + 8 * env)",
-        "is_here &= first >= 0",
+        "            homes[row] = home\n",
+        "            homes[row] = numbers[row] if len(numbers) else 0\n",
+    ),
+    Fault(
+        "gathering: an observation and its successor, by another codec, are read from one store",
+        GATHERING,
+        "is_here = base <= lowest and highest < end",
+        "is_here = base <= lowest",
     ),
     Fault(
         "gathering: one row that the kernel leaves over is not filled",
