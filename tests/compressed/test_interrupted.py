@@ -13,8 +13,10 @@ import pytest
 from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 
+from sb3_extra_buffers.codecs.registry import parse_method
 from sb3_extra_buffers.compressed import CompressedReplayBuffer, CompressedRolloutBuffer
 from sb3_extra_buffers.storage.arena import Arena
+from sb3_extra_buffers.storage.config import CodecRecipe
 from tests.methods import installed
 from tests.transitions import assert_same, play
 
@@ -90,6 +92,25 @@ def test_an_interruption_between_any_two_calls_stores_a_step_as_a_whole_or_not_a
             assert_equal(plain, ours)
     assert_equal(plain, ours)
     assert n_interrupted > 100
+
+
+def test_sampling_that_is_interrupted_right_after_a_change_of_codec_reads_the_right_observations_later() -> None:
+    plain, ours = pair("auto")
+    recipes = itertools.cycle(
+        [CodecRecipe(parse_method(name)) for name in installed("delta", "gzip1", "bitpack", "none")]
+    )
+    steps, store, n_interrupted = play(IMAGES, N_ENVS, action_space=ACTIONS), ours._stores[""], 0
+    for line in range(1, 160):
+        for step in itertools.islice(steps, 9):
+            plain.add(*step)
+            ours.add(*step)
+        if line % 2:
+            store.change_codec(next(recipes))
+        else:
+            store.release_earlier()
+        n_interrupted += interrupted(lambda: ours.sample(8), line, delayed=True)
+        assert_equal(plain, ours)
+    assert n_interrupted > 80
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no timers")

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from sb3_extra_buffers.storage.observation_store import _PlannedTrials
+from sb3_extra_buffers.storage.choice import PlannedTrials
 from tests.histories.plans import Plan
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -43,7 +43,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "storage.observation_store": {
         "_DECISION_STEPS": 20,
         "_FEWEST_STEPS": 12,
-        "_TRIALS": [_PlannedTrials(begin, 14, 0.0) for begin in (20, 50, 80, 110, 200, 300, 400)],
+        "TRIALS": [PlannedTrials(begin, 14, 0.0) for begin in (20, 50, 80, 110, 200, 300, 400)],
         "_DRIFT_STEPS": 24,
         "REVIEW_STEPS": 40,
         "_LAST_FRAME_NUMBER": 400,

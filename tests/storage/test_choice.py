@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import sys
 from itertools import pairwise
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from gymnasium import spaces
 from sb3_extra_buffers.codecs.registry import parse_method
 from sb3_extra_buffers.compressed import CompressedReplayBuffer
 from sb3_extra_buffers.storage import observation_store, reading_time
-from sb3_extra_buffers.storage.choice import Trial, Trials
+from sb3_extra_buffers.storage.choice import PlannedTrials, Trial, Trials
 from sb3_extra_buffers.storage.config import CodecRecipe, StorageConfig
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 from sb3_extra_buffers.storage.reading_time import ColdMemory, ReadingTime, Sb3Reader, StoreReader
@@ -102,7 +103,7 @@ def test_what_a_reading_takes_grows_with_what_is_read() -> None:
     assert microseconds(100_000) > 3 * microseconds(5_000)
 
 
-def test_no_observation_is_read_twice_if_there_are_enough() -> None:
+def test_every_turn_reads_other_observations_if_there_are_enough() -> None:
     """A processor soon knows the branches of a decoder that reads the same again, and then it seems to be fast."""
     read: list[np.ndarray] = []
     store: Any = SimpleNamespace(
@@ -116,6 +117,17 @@ def test_no_observation_is_read_twice_if_there_are_enough() -> None:
     lanes, firsts = np.concatenate(read, axis=1)
     apart = 4 + 2 * 4  # then no frame is read twice either
     assert all(np.diff(np.sort(firsts[lanes == lane])).min() >= apart for lane in range(4))
+
+
+def test_trials_of_large_frames_take_few_environments_and_those_of_small_ones_do_not_last_for_ever() -> None:
+    def steps_and_lanes(shape: tuple[int, ...], **options: Any) -> tuple[int, int]:
+        trials = Trials(StackLayout(shape, np.dtype(np.uint8)), 8, **options)
+        return trials._n_steps, trials._n_lanes
+
+    assert steps_and_lanes((1, 84, 84)) == (2 * (14 << 20) // (84 * 84 * 4) // 2 * 2, 4)
+    assert steps_and_lanes((3, 512, 512)) == (128, 1)
+    assert steps_and_lanes((1, 24, 24)) == (4096, 4)
+    assert steps_and_lanes((1, 84, 84), most_steps=300) == (300, 4)
 
 
 def test_memory_for_measurements_is_given_back_in_parts() -> None:
@@ -139,7 +151,11 @@ def result(method: str, frame_bytes: float, reading: float, storing: float = 10.
 
 def chosen(prefer: Any, *results: Trial, current: str | None = None) -> str:
     trials = Trials(
-        StackLayout(IMAGE, np.dtype(np.uint8)), 1, 8, prefer, current and CodecRecipe(parse_method(current))
+        StackLayout(IMAGE, np.dtype(np.uint8)),
+        1,
+        8,
+        prefer=prefer,
+        current=current and CodecRecipe(parse_method(current)),
     )
     trials._candidates = [SimpleNamespace(result=lambda trial=trial: trial) for trial in results]  # type: ignore[misc]
     trials._sb3, trials._speedup = SimpleNamespace(microseconds=5.0), 1.0  # type: ignore[assignment]
@@ -185,6 +201,8 @@ def test_the_codec_in_use_stays_if_it_is_measured_as_a_little_slower_than_sb3() 
     assert chosen("balanced", *results) == "bitpack"
     assert chosen("balanced", *results, current="delta") == "delta"
     assert chosen("balanced", *results[:2], result("delta", 900, 5.5), current="delta") == "bitpack"
+    both_slow = result("none", 7000, 2.0), result("bitpack", 800, 4.8), result("delta", 5000, 5.0)
+    assert chosen("balanced", *both_slow) == chosen("balanced", *both_slow, current="delta") == "bitpack"
 
 
 def test_the_choice_is_logged_once_and_shown(caplog: pytest.LogCaptureFixture) -> None:
@@ -198,6 +216,20 @@ def test_the_choice_is_logged_once_and_shown(caplog: pytest.LogCaptureFixture) -
     chosen = buffer.memory_usage().method
     assert chosen.endswith("(auto)")
     assert [record.message.split(",")[0] + " (auto)" for record in caplog.records] == [chosen]
+
+
+def test_trials_that_are_not_complete_begin_again_in_a_loaded_buffer() -> None:
+    rng = np.random.default_rng(0)
+    store = store_of(700)
+    for slot in range(500):  # the second trials begin at step 384
+        store.write(0, slot, store.checked(scene(rng, 1)[0]))
+        if slot == 400:
+            loaded = pickle.loads(pickle.dumps(store))
+    assert store._trials is not None or store._n_trials == 2
+    assert loaded._trials is None
+    assert loaded._n_trials == 1
+    loaded.write(0, 401, store.checked(scene(rng, 1)[0]))
+    assert loaded._trials is not None
 
 
 @pytest.fixture
@@ -223,7 +255,7 @@ def test_data_that_changes_a_lot_is_looked_at_again_and_nothing_is_lost() -> Non
 @pytest.mark.usefixtures("early_reviews")
 def test_frames_that_slowly_become_larger_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are compared with those that the codec was chosen for, not with those of the review before."""
-    monkeypatch.setattr(observation_store, "_TRIALS", [observation_store._PlannedTrials(1 << 40, 0, 1 / 100)])
+    monkeypatch.setattr(observation_store, "TRIALS", [PlannedTrials(1 << 40, 0, 1 / 100)])
     rng = np.random.default_rng(0)
     store = ObservationStore(900, 1, IMAGE, np.dtype(np.uint8), AUTO)
     image = rng.integers(0, 256, (1, *IMAGE), dtype=np.uint8)

@@ -6,8 +6,9 @@ Among the others, the cost decides, which weighs bytes against time. Where no co
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,11 +43,28 @@ _READS = 8
 _MOST_LANES = 4
 SMALLEST_FRAME = 512
 """Smaller frames are not compressed: finding their records would cost too much."""
-_MEASURED_BYTES, _FEWEST_STEPS = 14 << 20, 128
+_MEASURED_BYTES, _FEWEST_STEPS, _MOST_STEPS = 14 << 20, 128, 4096
 """Uncompressed frames that make a trial long enough. Of fewer frames, a processor learns the branches that decoding
 takes, and seems to read them up to three times as fast as those of a full buffer."""
 _STAY: dict[Preference, float] = {"speed": 0.75, "balanced": 0.75, "memory": 0.95}
 """The codec in use is only replaced by one that costs this part or less."""
+
+
+class PlannedTrials(NamedTuple):
+    """When ``auto`` tries several codecs, for how many steps, and when it does not: if the first is good enough."""
+
+    begin: int
+    n_steps: int | None
+    """``None``: as many as it takes to measure reading well."""
+    good_enough: float
+
+
+TRIALS = [
+    PlannedTrials(begin=64, n_steps=64, good_enough=1 / 4),
+    # The first steps of an episode are often all alike, so the choice is checked once more.
+    PlannedTrials(begin=384, n_steps=128, good_enough=1 / 20),
+    PlannedTrials(begin=1536, n_steps=None, good_enough=1 / 20),
+]
 
 NONE = CodecRecipe(parse_method("none"))
 DELTA = CodecRecipe(parse_method("delta"))
@@ -110,6 +128,7 @@ class Trials:
     """Stores of several codecs, which get the same steps as the buffer for a while.
 
     :param n_steps: For so many steps; by default, for as many as it takes to measure reading well.
+    :param most_steps: For no more steps than these by default.
     :param current: The codec in use, which is only replaced by one that is clearly better.
     """
 
@@ -118,6 +137,7 @@ class Trials:
         layout: StackLayout,
         n_envs: int,
         n_steps: int | None = None,
+        most_steps: float = math.inf,
         prefer: Preference = "balanced",
         current: CodecRecipe | None = None,
     ) -> None:
@@ -130,16 +150,18 @@ class Trials:
                 recipes += [DELTA, *_FOR_MEMORY, *(_FOR_MEMORY_OF_RGB if is_rgb else [])]
             else:
                 recipes += [DELTA if layout.stack > 1 else _SHORT_CHAINS, *_CANDIDATES]
-        n_lanes = min(n_envs, _MOST_LANES)
+        frame_bytes = max(layout.frame.nbytes, 1)
+        n_lanes = min(n_envs, _MOST_LANES, max(_MEASURED_BYTES // (_FEWEST_STEPS * frame_bytes), 1))
         self._candidates = [
             _Candidate(recipe, layout, n_lanes) for recipe in recipes if recipe.method.name in installed
         ]
-        self._prefer, self._current, self._stack = prefer, current, layout.stack
+        self._prefer, self._current, self._stack, self._n_lanes = prefer, current, layout.stack, n_lanes
         # SB3 does most of its work by one thread, and so do we without a compiled kernel.
         is_compiled = has_numba()
         self._speedup = expected_speedup(2 * _USUAL_BATCH * layout.stack * layout.frame.nbytes) if is_compiled else 1.0
-        enough = 2 * _MEASURED_BYTES // max(layout.frame.nbytes * n_lanes, 1)  # of which the second half is measured
-        self._n_steps, self._step = n_steps or max(enough, _FEWEST_STEPS), 0
+        measured_steps = _MEASURED_BYTES // (frame_bytes * n_lanes)
+        enough = max(min(2 * measured_steps, most_steps, _MOST_STEPS), _FEWEST_STEPS)
+        self._n_steps, self._step = n_steps or int(enough), 0
         self._cold: ColdMemory | None = ColdMemory(layout.stack * layout.frame.nbytes)
         self._sb3 = ReadingTime(Sb3Reader())
         self._unread = [*self._candidates]
@@ -156,7 +178,7 @@ class Trials:
                 for candidate in self._candidates:
                     candidate.begin_to_measure()
             for candidate in self._candidates:
-                candidate.store(np.ascontiguousarray(observations[:_MOST_LANES]))
+                candidate.store(np.ascontiguousarray(observations[: self._n_lanes]))
             self._step += 1
             self._cold.grow(self._step / self._n_steps)
         elif not self._sb3.is_complete:
@@ -183,13 +205,14 @@ class Trials:
         slowest = self._limit() * SLOWEST_READ[self._prefer]
         smaller = [trial for trial in trials[1:] if trial.frame_bytes <= (1 - _LEAST_SAVING) * trial.raw_bytes]
         fast = [trial for trial in smaller if trial.reading <= _IMPRECISION * slowest]
-        eligible = [trial for trial in fast if trial.reading <= slowest or trial.recipe == self._current] or fast
-        if not eligible:
+        if any(trial.reading <= slowest for trial in fast):
+            fast = [trial for trial in fast if trial.reading <= slowest or trial.recipe == self._current]
+        if not fast:
             return none
-        highest = _ABOUT_AS_GOOD[self._prefer] * min(trial.cost(self._prefer) for trial in eligible)
-        about_as_good = [trial for trial in eligible if trial.cost(self._prefer) <= highest]
+        highest = _ABOUT_AS_GOOD[self._prefer] * min(trial.cost(self._prefer) for trial in fast)
+        about_as_good = [trial for trial in fast if trial.cost(self._prefer) <= highest]
         best = min(about_as_good, key=lambda trial: (trial.reading, trial.cost(self._prefer)))
-        stay = [trial for trial in eligible if trial.recipe == self._current]
+        stay = [trial for trial in fast if trial.recipe == self._current]
         return stay[0] if stay and best.cost(self._prefer) > _STAY[self._prefer] * stay[0].cost(self._prefer) else best
 
     def _limit(self) -> float:
@@ -216,16 +239,16 @@ class _Candidate:
 
     def begin_to_measure(self) -> None:
         self._seconds, self._n_observations, self._first = 0.0, 0, int(self._store.heads.max())
-        self._bytes_before, self._frames_before = self._store.arena.live_bytes, int(self._store.encoded.sum())
+        self._store.take_mean_frame_bytes()  # of what was encoded so far
 
     def store(self, observations: npt.NDArray[Any]) -> None:
         began = cpu_time()
-        self._store.append(self._lanes, observations, self._keep_everything)
+        self._store.append(self._lanes, observations, self._oldest_needed)
         self._seconds += cpu_time() - began
         self._n_observations += len(observations)
 
-    def _keep_everything(self) -> npt.NDArray[np.int64]:
-        return np.zeros(len(self._lanes), dtype=np.int64)
+    def _oldest_needed(self) -> npt.NDArray[np.int64]:
+        return np.full(len(self._lanes), self._first)
 
     def measure_reading(self, cold: ColdMemory) -> bool:
         """Measure for a moment how long reading takes. Returns whether that was enough."""
@@ -246,11 +269,11 @@ class _Candidate:
         return self._trial
 
     def _result(self, reading: float) -> Trial:
-        n_frames, raw_bytes = int(self._store.encoded.sum()) - self._frames_before, self._layout.frame.nbytes
+        raw_bytes = self._layout.frame.nbytes
         return Trial(
             self._recipe,
             raw_bytes,
-            (self._store.arena.live_bytes - self._bytes_before) / n_frames if n_frames else raw_bytes,
+            self._store.take_mean_frame_bytes() or raw_bytes,
             1e6 * self._seconds / max(self._n_observations, 1) + 1e-3,
             reading,
             len(self._store.codec.reference_frames) > 1,

@@ -69,17 +69,20 @@ class ObservationsByFrame(Protocol):
 
 
 class Sources:
-    """What the kernel knows about stores of the same observations, from all of which one call reads."""
+    """What the kernel knows about stores of the same observations, from all of which one call reads.
+
+    It is a table. Each row, a *source*, is about a frame store: the one in use, or that of a codec that was replaced.
+    """
 
     def __init__(self) -> None:
         self._layout: StackLayout | None = None
         """That of all stores in the table."""
         self._n_sources: list[int] = []
-        """For each store, how many rows of the table are about it: one for each of its frame stores."""
+        """For each store, how many sources it has."""
         self._newest: Indices = NO_NUMBERS
-        """The first of these rows, if the stores have any others; else empty."""
+        """For each store, its first source, the one in use; empty if stores have one source each."""
         self._described: list[tuple[Any, ...]] = []
-        """For each row, the arrays whose addresses are in it; empty if there are none."""
+        """For each source, the arrays whose addresses are in the table; empty if there are none."""
         self._growing: list[tuple[Any, ...]] = []
         """The same for arrays that grow: weak references."""
         self._kernels: Any = None
@@ -97,7 +100,8 @@ class Sources:
         """Write observations into ``outs``, and return the rows that are left to the caller.
 
         These are rows whose observation does not exist, those with an observation by one codec and its successor by
-        another, and those of earlier codecs without a kernel. Returns ``None`` if there is no kernel for any.
+        another, and those of an earlier codec without a kernel, or of any before it. Returns ``None`` if a codec in use
+        has no kernel.
 
         :param numbers: For each row, the number of its store, in order; empty if there is only one store.
         """
@@ -141,11 +145,11 @@ class Sources:
             self._begin(stores[0].layout, [*map(len, sources)])
         number = 0
         for store, frame_stores in zip(stores, sources, strict=True):
-            for frames in frame_stores:
+            for i, frames in enumerate(frame_stores):
                 arrays, growing = (store.layout, store.ends, *_ARRAYS(frames)), _GROWING_ARRAYS(frames)
                 if not self._is_described(number, arrays, growing):
                     self._described[number] = ()
-                    if store.layout != self._layout or not self._describe_source(number, store, frames):
+                    if store.layout != self._layout or not self._describe_source(number, store, frame_stores[i:], i):
                         return False
                     self._described[number], self._growing[number] = arrays, tuple(map(weakref.ref, growing))
                 number += 1
@@ -153,9 +157,12 @@ class Sources:
 
     def _begin(self, layout: StackLayout, n_sources: list[int]) -> None:
         total = sum(n_sources)
-        self._layout, self._n_sources, self._table = layout, n_sources, None
-        self._newest = np.cumsum([0, *n_sources[:-1]]) if total > len(n_sources) else NO_NUMBERS
-        self._described, self._growing = [()] * total, [()] * total
+        newest = np.cumsum([0, *n_sources[:-1]], dtype=_INT64) if total > len(n_sources) else NO_NUMBERS
+        described, growing = [()] * total, [()] * total
+        # All at once, for Ctrl-C.
+        self._layout, self._n_sources, self._newest, self._table, self._described, self._growing = (
+            layout, n_sources, newest, None, described, growing,
+        )  # fmt: skip
 
     def _is_described(self, number: int, arrays: tuple[Any, ...], growing: tuple[Any, ...]) -> bool:
         described = self._described[number]
@@ -164,11 +171,17 @@ class Sources:
         data, references = self._growing[number]
         return data() is growing[0] and references() is growing[1]
 
-    def _describe_source(self, number: int, store: ObservationsByFrame, frames: GatheredFrames) -> bool:
-        newest, *earlier = store.frame_stores
+    def _describe_source(
+        self, number: int, store: ObservationsByFrame, frame_stores: Sequence[GatheredFrames], age: int
+    ) -> bool:
+        """Describe the first of some frame stores; false if there is no kernel for the one in use.
+
+        :param age: How many of the store's frame stores are newer.
+        """
+        frames, *earlier = frame_stores
         kernels, decompress = compiled_kernels(frames.codec)
         if kernels is None:
-            return frames is not newest
+            return age > 0  # the row stays empty, and what is in this source or before it is left to the caller
         if self._table is None:
             self._kernels, self._table = kernels, np.zeros(len(self._described), dtype=kernels.SOURCE)
         _describe(kernels, self._table, number, frames, decompress)

@@ -34,6 +34,7 @@ from sb3_extra_buffers.codecs.packed_frames_kernels import SCRATCH_BYTES, unpack
 from sb3_extra_buffers.codecs.zstd_kernels import decompress_record
 
 _ROWS_AT_ONCE = 2
+_NO_END = np.int64(1 << 62)
 SOURCE = np.dtype(
     [(name, np.int64) for name in ("ring_size", "data_bytes", "capacity", "n_references", "n_words", "n_dictionaries")]
     + [(name, np.int64) for name in ("group", "distances", "ring", "encoded", "data", "starts", "lengths")]
@@ -267,15 +268,15 @@ def gather_from(
 
 @njit(types.void(_SOURCES, INT, INTS, WORDS_2D, WORDS_2D, INT), nogil=True, cache=True)
 def describe_index(sources: Any, number: int, base: Indices, ends_0: Words, ends_1: Words, n_earlier: int) -> None:
-    """Write where the observations of a store are found, for :func:`gather_observations`, into a table of stores.
+    """Write where the observations of a source are found, for :func:`gather_observations`.
 
-    :param base: The first frame of each lane in the frame store.
+    :param base: The first frame of each lane in this source.
     :param ends_0: For each slot and environment, the frame after the last one of the observation in column 0.
-    :param n_earlier: How many of the next stores in the table have the frames before that, those of replaced codecs.
+    :param n_earlier: So many of the next sources have earlier frames of the same lanes, by codecs that were replaced.
     """
-    store = sources[number]
-    store.base, store.ends_0, store.ends_1 = base.ctypes.data, ends_0.ctypes.data, ends_1.ctypes.data
-    store.n_earlier = n_earlier
+    source = sources[number]
+    source.base, source.ends_0, source.ends_1 = base.ctypes.data, ends_0.ctypes.data, ends_1.ctypes.data
+    source.n_earlier = n_earlier
 
 
 @njit(
@@ -305,34 +306,34 @@ def gather_observations(
 ) -> int:
     """:func:`gather_from` for the observations in the given columns, slots and environments.
 
-    :param numbers: For each row of the batch, which source has the newest frames of its store; empty if there is one.
+    :param numbers: For each row of the batch, the source with the newest frames of its store; empty if that is the
+        first one for all.
     :param column_1: Negative if there is only one column.
     :param left: Gets the number of rows that are left to the caller, and then these rows: those with an observation
-        that does not exist, that is in none of the sources, or whose successor is in another one.
+        that does not exist or is in no source, and those whose two columns are in different sources.
     """
     n, n_left, stack = len(envs), 0, outs_0.shape[1]
     n_columns = 1 if column_1 < 0 else 2
     firsts = np.empty((n_columns, n), dtype=np.int64)
     homes = np.empty(n if len(sources) > 1 else 0, dtype=np.int64)
     for row in range(n):
-        home, env, is_here = numbers[row] if len(numbers) else 0, envs[row], True
-        store, lowest, highest = sources[home], np.int64(1 << 62), np.int64(-1)
+        home, env, is_here = numbers[row] if len(numbers) else 0, envs[row], False
+        source, lowest, highest = sources[home], _NO_END, np.int64(-1)
         for i in range(n_columns):
             slot, column = (slots_1[row], column_1) if i else (slots_0[row], column_0)
             first = np.int64(-1)
             if 0 <= slot < n_slots and 0 <= env < n_envs:
-                ends = store.ends_1 if column else store.ends_0
+                ends = source.ends_1 if column else source.ends_0
                 first = np.int64(load32(ends + 4 * (slot * n_envs + env))) - stack
             firsts[i, row] = first
             lowest, highest = min(lowest, first), max(highest, first)
         if lowest >= 0:
-            end, n_earlier = np.int64(1 << 62), store.n_earlier
-            base = load_int(store.base + 8 * env)
+            base, end, n_earlier = load_int(source.base + 8 * env), _NO_END, source.n_earlier
             while lowest < base and n_earlier > 0:
                 end, home, n_earlier = base, home + 1, n_earlier - 1
                 base = load_int(sources[home].base + 8 * env)
             is_here = base <= lowest and highest < end
-        if lowest < 0 or not is_here:
+        if not is_here:
             n_left += 1
             left[n_left] = row
             firsts[0, row] = -1

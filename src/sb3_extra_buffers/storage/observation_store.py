@@ -9,7 +9,7 @@ import logging
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,15 @@ import numpy.typing as npt
 from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
-from sb3_extra_buffers.storage.choice import NONE, Trials, first_recipe, is_worth_compressing, with_best_length
+from sb3_extra_buffers.storage.choice import (
+    NONE,
+    TRIALS,
+    PlannedTrials,
+    Trials,
+    first_recipe,
+    is_worth_compressing,
+    with_best_length,
+)
 from sb3_extra_buffers.storage.compiled_gathering import NO_NUMBERS, Sources, Wanted, fill_rows
 from sb3_extra_buffers.storage.config import CodecRecipe
 from sb3_extra_buffers.storage.digests import Digests
@@ -37,25 +45,10 @@ _FEWEST_STEPS = 34
 _ENOUGH_CHANGES = 8
 
 
-class _PlannedTrials(NamedTuple):
-    """When ``auto`` tries several codecs, for how many steps, and when it does not: if the first is good enough."""
-
-    begin: int
-    n_steps: int | None
-    """``None``: as many as it takes to measure reading well."""
-    good_enough: float
-
-
-_TRIALS = [
-    _PlannedTrials(begin=64, n_steps=64, good_enough=1 / 4),
-    # The first steps of an episode are often all alike, so the choice is checked once more.
-    _PlannedTrials(begin=384, n_steps=128, good_enough=1 / 20),
-    _PlannedTrials(begin=1536, n_steps=None, good_enough=1 / 20),
-]
 _GOOD_ENOUGH_FOR_MEMORY = 1 / 12
 """If the user prefers memory, the first codec is the one that compresses most, so the others are tried less often."""
 _DRIFT, _DRIFT_STEPS = 1.5, None
-"""Once frames are so many times larger or smaller, codecs are tried again for so many steps (``None``: as above)."""
+"""Once frames are so many times larger or smaller, codecs are tried again for as many steps as it takes."""
 _MOST_CODECS = 4
 """In use at the same time, while earlier ones still hold observations."""
 _FIRST_REVIEW, REVIEW_STEPS = 1024, 2048
@@ -92,7 +85,7 @@ class ObservationStore(ObservationIndex):
         self._decide_at: int | None = None
         """The step at which to find out how observations stack frames; ``None`` once it is known."""
         self._trials: Trials | None = None
-        self._n_trials = 0 if self.config.recipe is None else len(_TRIALS)
+        self._n_trials = 0 if self.config.recipe is None else len(TRIALS)
         """How many of the planned trials were begun, or are not needed."""
         self._saved_steps: list[npt.NDArray[Any]] = []
         """Steps that a decision needs and that have been overwritten or cleared."""
@@ -206,7 +199,7 @@ class ObservationStore(ObservationIndex):
                 ends[: self.slots_used] = 0
             if self.digests is not None:
                 self.digests.clear(self.slots_used)
-            self._earlier = []
+            self._earlier, self._sources = [], Sources()
             self.frames.clear()
 
     def check(self) -> None:
@@ -221,23 +214,22 @@ class ObservationStore(ObservationIndex):
         elif self._trials is not None:
             if self._trials.is_complete:
                 self._end_trials(self._trials)
-        elif self._n_trials < len(_TRIALS) and self._steps >= _TRIALS[self._n_trials].begin:
-            self._begin_planned_trials(_TRIALS[self._n_trials])
+        elif self._n_trials < len(TRIALS) and self._steps >= TRIALS[self._n_trials].begin:
+            self._begin_planned_trials(TRIALS[self._n_trials])
         if self._steps % REVIEW_STEPS == 0 or self._steps == _FIRST_REVIEW:
             self._review()
         elif self._steps % _RELEASE_STEPS == 0:
             self.release_earlier()
-        due = [(self._steps // REVIEW_STEPS + 1) * REVIEW_STEPS]
-        if self._earlier:
-            due.append((self._steps // _RELEASE_STEPS + 1) * _RELEASE_STEPS)
+        regularly = [REVIEW_STEPS, _RELEASE_STEPS] if self._earlier else [REVIEW_STEPS]
+        due = [(self._steps // steps + 1) * steps for steps in regularly]
         if self._steps < _FIRST_REVIEW:
             due.append(_FIRST_REVIEW)
         if self._decide_at is not None:
             due.append(self._decide_at)
         elif self._trials is not None:
             due.append(self._steps + 1)
-        elif self._n_trials < len(_TRIALS):
-            due.append(_TRIALS[self._n_trials].begin)
+        elif self._n_trials < len(TRIALS):
+            due.append(TRIALS[self._n_trials].begin)
         self._attend_at = min(due)
 
     def decide(self) -> None:
@@ -263,7 +255,7 @@ class ObservationStore(ObservationIndex):
             raise
         logger.info("%s, frame stack %d, for observations of shape %s", self.codec.label, layout.stack, self.shape)
 
-    def _begin_planned_trials(self, planned: _PlannedTrials) -> None:
+    def _begin_planned_trials(self, planned: PlannedTrials) -> None:
         frame_bytes = self.frames.take_mean_frame_bytes()
         if not is_worth_compressing(self.layout):
             self.choice = f"frames of {self.layout.frame.nbytes} bytes are too small to compress"
@@ -272,8 +264,13 @@ class ObservationStore(ObservationIndex):
             self.choice = f"{self.recipe.method} compresses frames to {100 * ratio:.1f}%, so nothing else was tried"
             self._use_from_now_on(with_best_length(self.recipe, ratio), frame_bytes)
         else:
-            self._trials = Trials(self.layout, self.n_envs, planned.n_steps, self.config.prefer, self.recipe)
+            self._trials = self._trials_for(planned.n_steps)
         self._n_trials += 1
+
+    def _trials_for(self, n_steps: int | None) -> Trials:
+        # A buffer that is filled only once must not end up with the memory of an unfinished trial.
+        most_steps = self.n_slots // 4 if self._steps < self.n_slots else math.inf
+        return Trials(self.layout, self.n_envs, n_steps, most_steps, self.config.prefer, self.recipe)
 
     def _is_good_enough(self, frame_bytes: float, part: float) -> bool:
         """Whether the codec that ``auto`` began with makes frames so small that no other need be tried."""
@@ -306,11 +303,11 @@ class ObservationStore(ObservationIndex):
         if self.config.recipe is not None or self._decide_at is not None or self._trials is not None:
             return
         frame_bytes, usual = self.frames.take_mean_frame_bytes(), self._usual_frame_bytes
-        if usual is None or self._is_good_enough(frame_bytes, _TRIALS[-1].good_enough):
+        if usual is None or self._is_good_enough(frame_bytes, TRIALS[-1].good_enough):
             self._usual_frame_bytes = frame_bytes
         elif not usual / _DRIFT <= frame_bytes <= usual * _DRIFT and is_worth_compressing(self.layout):
-            self._trials = Trials(self.layout, self.n_envs, _DRIFT_STEPS, self.config.prefer, self.recipe)
-            self._n_trials = len(_TRIALS)  # as good as those that were planned
+            self._trials = self._trials_for(_DRIFT_STEPS)
+            self._n_trials = len(TRIALS)  # these are long, so the planned ones are not needed
 
     def _save_steps(self, slots: Sequence[int] | Indices) -> None:
         saved = [*self._saved_steps, *self._steps_at(np.asarray(slots))]
@@ -332,7 +329,7 @@ class ObservationStore(ObservationIndex):
     def _start(self) -> None:
         config, layout = self.config, StackLayout(self.shape, self.stored_dtype)
         if not self._has_elements:
-            self._n_trials = len(_TRIALS)
+            self._n_trials = len(TRIALS)
             self.use(StackLayout((1,), self.stored_dtype), NONE)  # nothing will ever be in there
             return
         if isinstance(config.frame_stack, int):
@@ -363,13 +360,17 @@ class ObservationStore(ObservationIndex):
             "choice": self.choice,
             "decide_at": self._decide_at,
             "usual_frame_bytes": self._usual_frame_bytes,
+            "n_trials": self._n_trials - (self._trials is not None),  # trials that are not complete begin again
         }
 
     def restore(self, state: SavedState) -> None:
         self._steps = state.integer("steps")
         self._decide_at = state.integer("decide_at") if state.has("decide_at") else None
         self._usual_frame_bytes = state.number("usual_frame_bytes") if state.has("usual_frame_bytes") else None
-        self._n_trials = max(self._n_trials, sum(planned.begin < self._steps for planned in _TRIALS))
+        if state.has("n_trials"):
+            self._n_trials = min(state.integer("n_trials"), len(TRIALS))
+        else:
+            self._n_trials = max(self._n_trials, sum(planned.begin < self._steps for planned in TRIALS))
         self.choice = str(state.value("choice")) if state.has("choice") else ""
         self._compact_at = state.integer("compact_at")
         layout = self.layout

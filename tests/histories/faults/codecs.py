@@ -221,8 +221,8 @@ CODEC_FAULTS = [
     Fault(
         "gathering: next observations are looked up among observations",
         GATHERING,
-        "ends = store.ends_1 if column else store.ends_0",
-        "ends = store.ends_0",
+        "ends = source.ends_1 if column else source.ends_0",
+        "ends = source.ends_0",
     ),
     Fault(
         "gathering: observations of an earlier codec are looked for in the newest store",
