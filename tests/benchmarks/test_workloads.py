@@ -87,7 +87,7 @@ def test_the_summary_counts_what_is_met_in_each_group() -> None:
 
 def test_groups_stand_for_their_workloads() -> None:
     assert workloads.names_of(["rgb", "pong"]) == ["carracing", "crafter", "minigrid", "camera", "procgen", "pong"]
-    with pytest.raises(ValueError, match="unknown workload pang; known are atari, rgb, vectors, mspacman"):
+    with pytest.raises(ValueError, match="unknown workload pang; known are atari, rgb, vectors, held-out, mspacman"):
         workloads.names_of(["pang"])
 
 

@@ -7,6 +7,7 @@ Among the others, the cost decides, which weighs bytes against time. Where no co
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -24,9 +25,10 @@ from sb3_extra_buffers.storage.stacking import RGB, StackLayout
 TIME_WEIGHTS: dict[Preference, float] = {"speed": 4.0, "balanced": 0.85, "memory": 0.05}
 """Cost is bytes times time to this power. When balanced, half the memory is worth a little more than twice the time."""
 TIME_WEIGHT = TIME_WEIGHTS["balanced"]
-SLOWEST_READ: dict[Preference, float] = {"speed": 0.95, "balanced": 0.95, "memory": 2.0}
-"""How long reading an observation may take, compared with SB3's buffer..."""
-_IMPRECISION = 1.1
+SLOWEST_READ: dict[Preference, float] = {"speed": 0.87, "balanced": 0.87, "memory": 2.0}
+"""How long reading an observation may take, compared with SB3's buffer. Less than 1, because even many frames are read
+a little faster in a trial than in a full buffer..."""
+_IMPRECISION = 1.05
 """... and how much longer if the codec is in use, or if nothing is that fast. Then a codec that is about as fast as SB3
 is better than none."""
 _ABOUT_AS_GOOD: dict[Preference, float] = {"speed": 1.15, "balanced": 1.15, "memory": 1.0}
@@ -164,7 +166,7 @@ class Trials:
         self._n_steps, self._step = n_steps or int(enough), 0
         self._cold: ColdMemory | None = ColdMemory(layout.stack * layout.frame.nbytes)
         self._sb3 = ReadingTime(Sb3Reader())
-        self._unread = [*self._candidates]
+        self._unread = deque([self._measure_sb3, *(candidate.measure_reading for candidate in self._candidates)])
 
     def add(self, observations: npt.NDArray[Any]) -> None:
         """Store a step of all environments with each codec. Afterwards, measure for a moment how fast one of them is.
@@ -181,13 +183,17 @@ class Trials:
                 candidate.store(np.ascontiguousarray(observations[: self._n_lanes]))
             self._step += 1
             self._cold.grow(self._step / self._n_steps)
-        elif not self._sb3.is_complete:
-            self._sb3.measure(self._cold)
         elif self._unread:
-            if self._unread[-1].measure_reading(self._cold):
-                self._unread.pop()
+            if self._unread[0](self._cold):
+                self._unread.popleft()
+            else:  # in turn, so that the machine is as busy for one as for another
+                self._unread.rotate(-1)
         elif self._cold.shrink():
             self._cold = None
+
+    def _measure_sb3(self, cold: ColdMemory) -> bool:
+        self._sb3.measure(cold)
+        return self._sb3.is_complete
 
     @property
     def is_complete(self) -> bool:
