@@ -50,6 +50,7 @@ class Measurements:
     n_stored: int = field(init=False)
     one_rollout: Callable[[], None] = field(init=False)
     model: Any = field(init=False)
+    clock: Any = field(init=False)
 
     def load_library(self) -> str:
         """Import the library, and say which version it is."""
@@ -190,15 +191,20 @@ class Measurements:
         return train(algorithm, self.subject, steps)
 
     def make_model(self, algorithm: str) -> None:
-        from benchmarks.sections.training import make_model
+        from benchmarks.sections.training import BufferClock, make_model
 
         self.model = make_model(algorithm, compressed=self.subject != "sb3")
+        self.clock = BufferClock(self.model)
 
     def train_on(self, steps: int) -> dict[str, float]:
-        """Train for some more steps, and return seconds and how many steps they were."""
-        before, began = self.model.num_timesteps, time.perf_counter()
+        """Train for some more steps. Returns seconds, those of them in the buffer, and how many steps they were."""
+        before, began, in_buffer = self.model.num_timesteps, time.perf_counter(), self.clock.seconds
         self.model.learn(steps, reset_num_timesteps=before == 0)
-        return {"seconds": time.perf_counter() - began, "steps": self.model.num_timesteps - before}
+        return {
+            "seconds": time.perf_counter() - began,
+            "in_buffer": self.clock.seconds - in_buffer,
+            "steps": self.model.num_timesteps - before,
+        }
 
     def network(self) -> str:
         """A checksum of what was learnt."""

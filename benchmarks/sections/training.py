@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from stable_baselines3 import DQN, PPO
@@ -51,6 +52,40 @@ def train(algorithm: str, subject: str, steps: int) -> dict[str, Any]:
     model.learn(steps, reset_num_timesteps=False)
     speed = (model.num_timesteps - counted_from) / (time.perf_counter() - began)
     return {"speed": speed, "network": hash_of(model.policy)}
+
+
+class BufferClock:
+    """The seconds that a model spends in its buffer's methods."""
+
+    def __init__(self, model: BaseAlgorithm) -> None:
+        self.seconds = 0.0
+        buffer: Any = model.replay_buffer if isinstance(model, DQN) else getattr(model, "rollout_buffer", None)
+        for name in ("add", "sample", "reset", "compute_returns_and_advantage"):
+            if hasattr(buffer, name):
+                setattr(buffer, name, self._timed(getattr(buffer, name)))
+        if hasattr(buffer, "get"):
+            buffer.get = self._timed_batches(buffer.get)
+
+    def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self.seconds += time.perf_counter() - began
+
+        return call
+
+    def _timed_batches(self, get: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+        def batches(*args: Any) -> Iterator[Any]:
+            following = self._timed(get(*args).__next__)
+            while True:
+                try:
+                    yield following()
+                except StopIteration:
+                    return
+
+        return batches
 
 
 def make_model(algorithm: str, compressed: bool) -> BaseAlgorithm:

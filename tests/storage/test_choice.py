@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from sb3_extra_buffers.codecs.registry import parse_method
 from sb3_extra_buffers.compressed import CompressedReplayBuffer
-from sb3_extra_buffers.storage import observation_store, reading_time
+from sb3_extra_buffers.storage import choice, observation_store, reading_time
 from sb3_extra_buffers.storage.choice import PlannedTrials, Trial, Trials
 from sb3_extra_buffers.storage.config import CodecRecipe, StorageConfig
 from sb3_extra_buffers.storage.observation_store import ObservationStore
@@ -248,7 +248,8 @@ def test_trials_that_are_not_complete_begin_again_in_a_loaded_buffer() -> None:
 @pytest.fixture
 def early_reviews(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observation_store, "REVIEW_STEPS", 100)
-    monkeypatch.setattr(observation_store, "_DRIFT_STEPS", 64)
+    monkeypatch.setattr(choice, "_FEWEST_STEPS", 64)
+    monkeypatch.setattr(choice, "_MOST_STEPS", 64)
 
 
 @pytest.mark.usefixtures("early_reviews")

@@ -16,7 +16,7 @@ from gymnasium import spaces
 from sb3_extra_buffers.codecs.availability import has_numba
 from sb3_extra_buffers.codecs.registry import parse_method
 from sb3_extra_buffers.compressed import CompressedReplayBuffer
-from sb3_extra_buffers.storage import observation_store
+from sb3_extra_buffers.storage import choice, observation_store
 from sb3_extra_buffers.storage.config import CodecRecipe
 from sb3_extra_buffers.storage.joined import JoinedStores
 from sb3_extra_buffers.storage.observation_store import ObservationStore
@@ -206,7 +206,8 @@ def test_changing_the_codec_of_a_full_buffer_takes_no_longer_than_other_steps() 
 
 def test_auto_changes_to_another_codec_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observation_store, "REVIEW_STEPS", 80)
-    monkeypatch.setattr(observation_store, "_DRIFT_STEPS", 40)
+    monkeypatch.setattr(choice, "_FEWEST_STEPS", 40)
+    monkeypatch.setattr(choice, "_MOST_STEPS", 40)
     game, used = Game(spaces.Box(0, 255, (2, 32, 32), np.uint8)), set()
     for _ in range(4):
         game.add(260)

@@ -244,17 +244,18 @@ class _Candidate:
         self.begin_to_measure()
 
     def begin_to_measure(self) -> None:
-        self._seconds, self._n_observations, self._first = 0.0, 0, int(self._store.heads.max())
-        self._store.take_mean_frame_bytes()  # of what was encoded so far
+        store = self._store
+        self._seconds, self._n_observations, self._first = 0.0, 0, int(store.heads.max())
+        # In case that less is encoded from now on than waits to be.
+        oldest = int(store.heads.min()) - store.ring.shape[1] - self._layout.stack - 1
+        self._oldest = np.full(store.n_lanes, max(oldest, 0))
+        store.take_mean_frame_bytes()  # of what was encoded so far
 
     def store(self, observations: npt.NDArray[Any]) -> None:
         began = cpu_time()
-        self._store.append(self._lanes, observations, self._oldest_needed)
+        self._store.append(self._lanes, observations, lambda: self._oldest)
         self._seconds += cpu_time() - began
         self._n_observations += len(observations)
-
-    def _oldest_needed(self) -> npt.NDArray[np.int64]:
-        return np.full(len(self._lanes), self._first)
 
     def measure_reading(self, cold: ColdMemory) -> bool:
         """Measure for a moment how long reading takes. Returns whether that was enough."""

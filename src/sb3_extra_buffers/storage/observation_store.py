@@ -47,8 +47,8 @@ _ENOUGH_CHANGES = 8
 
 _GOOD_ENOUGH_FOR_MEMORY = 1 / 12
 """If the user prefers memory, the first codec is the one that compresses most, so the others are tried less often."""
-_DRIFT, _DRIFT_STEPS = 1.5, None
-"""Once frames are so many times larger or smaller, codecs are tried again for as many steps as it takes."""
+_DRIFT = 1.5
+"""Once frames are so many times larger or smaller, codecs are tried again."""
 _MOST_CODECS = 4
 """In use at the same time, while earlier ones still hold observations."""
 _FIRST_REVIEW, REVIEW_STEPS = 1024, 2048
@@ -267,7 +267,7 @@ class ObservationStore(ObservationIndex):
             self._trials = self._trials_for(planned.n_steps)
         self._n_trials += 1
 
-    def _trials_for(self, n_steps: int | None) -> Trials:
+    def _trials_for(self, n_steps: int | None = None) -> Trials:
         # A buffer that is filled only once must not end up with the memory of an unfinished trial.
         most_steps = self.n_slots // 4 if self._steps < self.n_slots else math.inf
         return Trials(self.layout, self.n_envs, n_steps, most_steps, self.config.prefer, self.recipe)
@@ -306,7 +306,7 @@ class ObservationStore(ObservationIndex):
         if usual is None or self._is_good_enough(frame_bytes, TRIALS[-1].good_enough):
             self._usual_frame_bytes = frame_bytes
         elif not usual / _DRIFT <= frame_bytes <= usual * _DRIFT and is_worth_compressing(self.layout):
-            self._trials = self._trials_for(_DRIFT_STEPS)
+            self._trials = self._trials_for()
             self._n_trials = len(TRIALS)  # these are long, so the planned ones are not needed
 
     def _save_steps(self, slots: Sequence[int] | Indices) -> None:
