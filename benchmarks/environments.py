@@ -138,7 +138,7 @@ ENVIRONMENTS = {
     "qbert": _atari("Qbert", "a still pyramid whose cubes change colour"),
     "montezuma": _atari("MontezumaRevenge", "a still room with one figure: the easiest kind"),
     "roadrunner": _atari("RoadRunner", "scrolls sideways"),
-    # Held out: nothing is ever tuned on these.
+    # Held out: nothing is tuned on these.
     "alien": _atari("Alien", "a still maze full of dots"),
     "assault": _atari("Assault", "a few large sprites"),
     "centipede": _atari("Centipede", "many small sprites, and colours that change"),
