@@ -63,13 +63,13 @@ __all__ = [
     "PrioritizedDQN",
 ]
 
-# Silent unless the program that uses the library asks for its messages.
+# Without a handler, Python would print warnings to stderr even if the program has not configured logging.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 serve_old_names(__name__)
 
 
 def __getattr__(name: str) -> Any:
-    # On first use, because they import torch and SB3, which takes seconds.
+    # Classes are imported on first use: importing torch and SB3 takes seconds.
     if name not in __all__:
         return old_name(__name__, name, stacklevel=3)
     package = "gpu_buffers" if name.startswith("Gpu") else "compressed"

@@ -1,4 +1,4 @@
-"""Memory allocated by the operating system. On Linux it grows without being copied."""
+"""Memory mapped directly from the operating system. On Linux, growing it copies no bytes."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class AnonymousMemory:
     def resize(self, size: int) -> None:
         """Change the size to ``size`` bytes and keep the contents."""
         if sys.platform == "linux":
-            # The kernel moves page tables instead of bytes. Python refuses while another array refers to the memory,
-            # for instance in a thread that samples. Then the bytes are copied, as on other systems.
+            # The kernel moves page table entries instead of bytes. Python refuses to resize the map while another
+            # array refers to it, for instance in a thread that samples. Then the bytes are copied, as on other systems.
             self._data = None
             try:
                 self._map.resize(size)
@@ -40,11 +40,11 @@ class AnonymousMemory:
         self._map, self._data = self._copied(size), None
 
     def discard(self, start: int, end: int) -> None:
-        """Return the memory of some bytes to the system, page by page. What they are afterwards is undefined."""
+        """Return the whole pages within a range of bytes to the system. Their contents are undefined afterwards."""
         if sys.platform != "win32":
             start, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
             if start < end:
-                with contextlib.suppress(OSError):  # of pages that are locked in memory
+                with contextlib.suppress(OSError):  # the system refuses pages that are locked in memory
                     self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
 
     def _copied(self, size: int) -> mmap.mmap:
@@ -55,7 +55,7 @@ class AnonymousMemory:
 
 
 def map_private(size: int, descriptor: int = -1) -> mmap.mmap:
-    """Memory private to this process: zeros, or the bytes of a file, copied on write."""
+    """Map memory that is private to this process: zeros, or a file whose pages are copied on write."""
     size = max(size, 1)
     if sys.platform == "win32":
         return mmap.mmap(descriptor, size, access=mmap.ACCESS_WRITE if descriptor == -1 else mmap.ACCESS_COPY)
@@ -66,7 +66,8 @@ def map_private(size: int, descriptor: int = -1) -> mmap.mmap:
 def zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Like ``numpy.zeros``, but the memory of a large array goes back to the system when the array is freed.
 
-    The allocator would keep this memory, so an array that is repeatedly replaced by a larger one would fragment it.
+    C's allocator can keep freed memory for itself. Replacing an array again and again by a larger one would then
+    fragment the heap.
     """
     size = math.prod(shape) * dtype.itemsize
     if size < mmap.PAGESIZE * 4:

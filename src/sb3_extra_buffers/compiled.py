@@ -1,4 +1,4 @@
-"""Load kernels that numba compiles. numba is optional, slow to import and slow to compile.
+"""Load kernels compiled by numba. numba is optional, and takes long to import and to compile.
 
 A kernel module defines ``compile_all()``, which calls each of its functions once on tiny arrays.
 """
@@ -17,13 +17,13 @@ _compiling = threading.RLock()
 
 
 def has_numba() -> bool:
-    """Whether numba is installed. ``rle-jit`` needs it, and it speeds up ``delta``."""
+    """Whether numba is installed. ``rle-jit`` needs it, and other codecs are much faster with it."""
     return find_spec("numba") is not None
 
 
 @functools.cache
 def load_kernels(module: str) -> ModuleType | None:
-    """The compiled kernels of ``module``, or ``None`` without numba.
+    """Import ``module`` and compile its kernels. Returns ``None`` if numba is not installed.
 
     Only the first call on a machine compiles: numba caches the result on disk. Threads that need kernels at the same
     time wait for each other.

@@ -7,7 +7,7 @@
     │   ├── LevelError                     the compression level is out of range
     │   └── OptionError                    the codec has no such option
     ├── ObservationError(ValueError)       an observation does not fit its space
-    ├── CapacityError(ValueError)          memory of a fixed size is full
+    ├── CapacityError(ValueError)          a memory limit is reached
     ├── EmptyBufferError(ValueError)       the buffer has nothing to sample yet
     ├── CorruptDataError(ValueError)       stored bytes do not decode, or a file is damaged
     ├── FileFormatError(ValueError)        not a saved buffer, or saved by a newer version
@@ -53,7 +53,7 @@ class ObservationError(ExtraBuffersError, ValueError):
 
 
 class CapacityError(ExtraBuffersError, ValueError):
-    """Memory whose size the user has limited is full."""
+    """The data does not fit into the memory that it may use."""
 
 
 class EmptyBufferError(ExtraBuffersError, ValueError):

@@ -7,7 +7,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-try:  # what the module signal wraps in slow conversions to enums
+try:  # the module ``signal`` wraps these functions, and converts their arguments and results to enums, which is slow
     from _signal import getsignal as _get_handler  # type: ignore[import-not-found]  # it has no type stubs
     from _signal import signal as _set_handler
 except ImportError:
@@ -39,7 +39,7 @@ class uninterrupted:  # noqa: N801  # reads like a function, as contextlib's own
             try:
                 _set_handler(signal.SIGINT, self)
                 self._handler = handler
-            except BaseException:  # another signal's handler raised it, for instance at a time limit
+            except BaseException:  # from the handler of another signal, for instance at a time limit
                 _set_handler(signal.SIGINT, handler)
                 raise
 

@@ -1,4 +1,4 @@
-"""How many threads decode a batch, and which.
+"""Decide which threads decode a batch, and how many.
 
 * A *team* consists of torch's own OpenMP threads. While torch trains on the CPU, these spin for some milliseconds
   between two operations and leave no core for other threads. They are awake already, so they also decode the batches
@@ -28,19 +28,19 @@ Result = TypeVar("Result")
 _MIN_TEAM_BYTES = 1 << 19
 """For smaller batches, synchronising threads takes longer than decoding."""
 _MAX_WOKEN_THREADS = 4
-"""With more sleeping threads, too often one of them wakes up late (measured on 16 cores)."""
+"""The largest team while a GPU trains: in larger ones, too often a thread wakes up late (measured on 16 cores)."""
 _MIN_SLICE_BYTES = 1 << 22
 """For smaller slices, waking up another core takes longer than its share of the work (measured on Atari batches)."""
 _MAX_BACKOFF = 128
-"""In batches. After that many, the team is tried again even on a busy machine."""
+"""The longest backoff, in batches. Then the team is tried again, even on a busy machine."""
 _TOLERATED_SLOWDOWN = 4
-"""How many times as long as a single thread a late team may take. Waking it up takes less."""
+"""A late team leads to a backoff if it takes this many times as long as one thread. Only waking it up takes less."""
 _TEAM_SPEEDUP = 1.7
-"""Of two threads, for batches just above ``_MIN_TEAM_BYTES``. More threads are faster."""
+"""The speedup by a team of two threads, for batches just above ``_MIN_TEAM_BYTES``. Larger teams are faster."""
 _thread = threading.local()
 _pool: ThreadPoolExecutor | None = None
 _backoff = _n_alone = 0
-"""How many batches the current backoff lasts, and how many of them are left."""
+"""The length of the current backoff, and how much of it is left, both in batches."""
 _time_alone = 0.0
 """The shortest time per byte that a single thread took during the backoff; 0 if it was not measured yet."""
 _forked = False
@@ -149,7 +149,7 @@ def run_in_slices(
     """Call ``work(low, high)`` for consecutive slices of ``range(size)``, in parallel if there is enough work.
 
     :param n_bytes: How many bytes all slices write in total.
-    :param largest: The most elements in one slice.
+    :param largest: The largest number of elements in a slice.
     """
     n_slices = max(1, min(core_count(), size, n_bytes // _MIN_SLICE_BYTES))
     if largest is not None:

@@ -1,11 +1,11 @@
-"""The state of a buffer as a tree: reading it with checks, and values as JSON.
+"""The state of a buffer, a tree of values and arrays: validated access, and conversion of values to JSON.
 
 To save a buffer, each of its parts returns a dict of numbers, strings, arrays and further dicts. To load it, each part
 reads its values from a :class:`SavedState`, and says which type, shape and range a value must have. Every value is
 checked, because files may be untrusted and compiled code does not check its indices.
 
-Types that JSON does not have become a dict with one key that begins with ``$``: ``{"$dtype": "<f4"}``. A dict of the
-user whose keys begin with ``$``, or are no strings, is written as pairs: ``{"$dict": [[key, value], ...]}``.
+Types that JSON does not have become a dict with one key that begins with ``$``: ``{"$dtype": "<f4"}``. If a key in a
+user's dict begins with ``$`` or is not a string, the dict is written as pairs: ``{"$dict": [[key, value], ...]}``.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ State = Mapping[str, Any]
 """Maps names to numbers, strings, ``None``, arrays and further states."""
 
 Progress = Callable[[int], object]
-"""Called with the number of bytes that were read or written."""
+"""A function that is called with the number of bytes that were just read or written."""
 
 _LARGEST = 1 << 62
+"""The largest integer in a state, if its reader sets no lower limit."""
 _DTYPE = re.compile(r"[<>|=][biufcSU][0-9]{1,9}")
+"""The dtypes that JSON can describe: numbers, booleans and strings, but no Python objects."""
 
 
 class ArrayInfo(Protocol):
@@ -45,11 +47,11 @@ class ArrayInfo(Protocol):
 
 
 class Source(Protocol):
-    """A file or pickle that the arrays of a saved state are read from."""
+    """A file or pickle that contains the arrays of a saved state."""
 
     @property
     def path(self) -> Any:
-        """Its name in error messages."""
+        """The name of the source in error messages."""
 
     @property
     def arrays(self) -> Mapping[str, ArrayInfo]: ...
@@ -61,21 +63,21 @@ class Source(Protocol):
     def read(
         self, name: str, progress: Progress | None = None, into: npt.NDArray[np.uint8] | None = None
     ) -> npt.NDArray[Any]:
-        """Read an array, into the zeroed memory ``into`` if that is given."""
+        """Read an array. If ``into`` is given, which is zeroed memory, read the array into it."""
 
     def map(self, name: str, progress: Progress | None = None) -> Any:
-        """Memory, with an attribute ``data``, that maps an array. If ``None``, call :meth:`read`."""
+        """Map an array. Returns memory with an attribute ``data``, or ``None`` if the array must be read instead."""
 
 
 @dataclass(frozen=True)
 class SavedState:
-    """A saved state, or a part of it. Checks every value when it is read."""
+    """A saved state, or a part of it. All methods check what they return, except :meth:`value`."""
 
     source: Source
     plain: dict[str, Any]
     """Values that are not arrays."""
     prefix: str = ""
-    """What the paths of this part's arrays begin with."""
+    """The beginning of the paths of this part's arrays, such as ``stores/image/``."""
     progress: Progress | None = None
 
     @property
@@ -97,12 +99,12 @@ class SavedState:
         return [self.part(name) for name, value in self.plain.items() if isinstance(value, dict)]
 
     def array_names(self) -> list[str]:
-        """The arrays directly in this part."""
+        """The names of the arrays in this part, without those in parts of it."""
         names = [path.removeprefix(self.prefix) for path in self.source.arrays if path.startswith(self.prefix)]
         return [name for name in names if "/" not in name]
 
     def value(self, name: str) -> Any:
-        """A JSON value. The caller must check it."""
+        """A JSON value, which the caller must check."""
         return self.plain.get(name)
 
     def integer(self, name: str, low: int = 0, high: int = _LARGEST) -> int:
@@ -146,16 +148,17 @@ class SavedState:
         return self.array(name, dtype, stored.shape)
 
     def json(self, name: str) -> Any:
-        """The value of a :class:`Json` object."""
+        """A value that was saved as a :class:`Json` object."""
         value = self.plain.get(name)
         if isinstance(value, Json):
             return value.value
         return decode(json.loads(self.array(name, np.uint8, (None,)).tobytes()))
 
     def memory(self, name: str, allocate: Callable[[int], Any]) -> tuple[Any, int]:
-        """Memory that maps or holds an array of bytes, and the number of bytes.
+        """An array of bytes in memory that can grow, and the number of bytes.
 
-        :param allocate: Returns zeroed memory, with an attribute ``data``, for at least as many bytes.
+        :param allocate: For an array that is read, not mapped: returns at least the given number of zero bytes, as the
+            attribute ``data`` of an object.
         """
         path = self._checked_path(name, np.uint8, (None,))
         size, memory = self.source.arrays[path].nbytes, self.source.map(path, self.progress)
@@ -188,16 +191,16 @@ class Json:
 
     value: Any
     where: str
-    """Its name in error messages."""
+    """The name of the value in error messages."""
 
 
 def escaped(name: str) -> str:
-    """A name without slashes, for one part of an array's path such as ``stores/image/ends/0``."""
+    """Escape slashes in a name, which becomes one part of an array's path, such as ``stores/image/ends/0``."""
     return name.replace("~", "~0").replace("/", "~1")
 
 
 def encode(value: Any, where: str) -> Any:
-    """Convert ``value`` to what JSON can hold.
+    """Convert ``value`` to types that JSON has.
 
     :param where: The name of the value in error messages.
     """
@@ -228,7 +231,7 @@ def encode(value: Any, where: str) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """Undo :func:`encode`. Raises :class:`CorruptDataError` for a value that it cannot have returned."""
+    """Undo :func:`encode`. Raises :class:`CorruptDataError` if ``encode`` cannot have returned ``value``."""
     try:
         return _decode(value)
     except RecursionError:
@@ -273,7 +276,7 @@ def _encode_mapping(value: Mapping[Any, Any], where: str) -> Any:
 
 
 ENCODERS: dict[type, Callable[[Any, str], Any]] = {}
-"""Further classes that :func:`encode` converts, by functions of a value and its name in error messages."""
+"""For further classes, a function that :func:`encode` calls with the value and its name in error messages."""
 DECODERS: dict[str, Callable[[Any], Any]] = {
     "$float": float,
     "$tuple": tuple,
@@ -283,4 +286,4 @@ DECODERS: dict[str, Callable[[Any], Any]] = {
     "$array": _decode_array,
     "$scalar": lambda content: _decode_array(content)[()],
 }
-"""How :func:`decode` converts the content of ``{"$...": content}``, which is decoded first."""
+"""For each key ``$...``, the function that :func:`decode` calls with its content, which it has decoded before."""

@@ -1,4 +1,4 @@
-"""A storage for TorchRL's replay buffers that holds images compressed."""
+"""A storage for TorchRL's replay buffers that compresses images."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ __all__ = ["CompressedStorage"]
 Key = tuple[str, ...]
 _DTYPES = {th.bool, th.uint8, th.int8, th.int16, th.int32, th.int64, th.float16, th.float32, th.float64}
 _SMALLEST_IMAGE = 256
-"""In bytes. What is smaller would not become smaller by compression."""
+"""The smallest entry, in bytes per row, that is compressed by default. Smaller ones would gain nothing."""
 _COMPRESSED, _DENSE = "compressed", "dense"
-"""The file and the folder in a folder of ``dumps()``."""
+"""In a folder that ``dumps()`` writes: the file of compressed entries, and the folder of all others."""
 _CHUNK = 256
 """How many rows of another storage are converted at once."""
 
 
 class _Checkpointer(StorageCheckpointerBase):  # type: ignore[misc]  # TorchRL has no types
-    """What ``dumps()`` and ``loads()`` of TorchRL's buffers call."""
+    """Saves and loads a storage for ``dumps()`` and ``loads()`` of TorchRL's buffers."""
 
     def dumps(self, storage: CompressedStorage, path: str | Path) -> None:
         path = Path(path)
@@ -73,21 +73,21 @@ class _Checkpointer(StorageCheckpointerBase):  # type: ignore[misc]  # TorchRL h
 class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
     """Like TorchRL's ``LazyTensorStorage``, with the same values in a fraction of the memory.
 
-    Images are compressed, and a frame that several observations share is stored once: in stacks of frames, and in
-    ``("next", key)``, which is nearly always ``key`` of the next step. All other entries are plain tensors.
+    Images are compressed. Frames that several observations share are stored once: those of a frame stack, and those of
+    ``("next", key)``, which nearly always equals ``key`` of the next step. All other entries are plain tensors.
 
-    ``storage[:]``, and every other slice, returns a view as with ``LazyTensorStorage``. Its images are decoded when
-    they are used.
+    As with ``LazyTensorStorage``, ``storage[:]`` and all other slices are views. Their images are decoded on access.
 
-    :param max_size: How many rows it holds.
-    :param ndim: How many dimensions count as rows, as in ``LazyTensorStorage``: with 2, time and environments.
-    :param n_envs: With ``ndim=1``: the number of environments, if consecutive rows come from them in turn.
+    :param max_size: The capacity in rows.
+    :param ndim: The number of leading dimensions that index rows, as in ``LazyTensorStorage``: 2 for time and
+        environments.
+    :param n_envs: With ``ndim=1``, if consecutive rows come from several environments in turn: their number.
     :param keys: The entries to compress. By default all images: those of type uint8 with at least two dimensions, and
         those of other types with at least three.
     :param compression_method: See ``docs/choosing.md``.
     :param compression_kwargs: Options of the method.
-    :param frame_stack: How many frames an observation stacks; ``"auto"`` finds out.
-    :param prefer: What ``"auto"`` looks for: ``"speed"``, ``"balanced"`` or ``"memory"``.
+    :param frame_stack: The number of frames that an observation stacks; ``"auto"`` detects it.
+    :param prefer: What the method ``"auto"`` optimizes: ``"speed"``, ``"balanced"`` or ``"memory"``.
     :param verify: Keep a checksum of every observation, and compare it whenever the observation is read.
     """
 
@@ -126,7 +126,7 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
         self._verify = verify
         self._wanted = None if keys is None else [_as_key(key) for key in keys]
         self._compressed: list[tuple[list[Key], TensorColumns]] = []
-        """The entries that share a store, and the store."""
+        """For each store: the keys of its entries, and their columns. A key and its ``next`` can share a store."""
         self._writing: ExitStack | None = None
 
     def memory_usage(self) -> MemoryUsage:
@@ -185,7 +185,7 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
             keys = self._image_keys(data)
             data, given = data.clone(recurse=False), data
             for key in keys:
-                data.set(key, th.empty(data.shape, dtype=th.bool))  # keeps the order of entries
+                data.set(key, th.empty(data.shape, dtype=th.bool))  # a placeholder, to keep the order of entries
             storage = th.empty_like(data.to("cpu").expand(n_rows, *data.shape))
             for group in _groups(given, keys):
                 columns = self._new_columns(group, *self._shape_and_dtype(given.get(group[0])), lead)
@@ -198,7 +198,7 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
         self.initialized = True
 
     def _image_keys(self, data: Any) -> list[Key]:
-        if isinstance(data, LazyStackedTensorDict):  # its rows differ in shape
+        if isinstance(data, LazyStackedTensorDict):  # its rows may differ in shape
             return []
         found = {
             _as_key(key): value
@@ -225,7 +225,7 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
         return self._new_columns([()], *self._shape_and_dtype(row), lead).column(0, lead)
 
     def _shape_and_dtype(self, row: th.Tensor) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Those of a single observation, for NumPy."""
+        """The shape of a single observation, and its dtype in NumPy."""
         return tuple(row.shape[self.ndim - 1 :]), th.empty(0, dtype=row.dtype).numpy().dtype
 
     def _new_columns(
@@ -255,8 +255,8 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
         return state
 
     def state_dict(self) -> dict[str, Any]:
-        """As of ``LazyTensorStorage``, with all images in one tensor of compressed bytes."""
-        # Without "_storage", so that other storages refuse it instead of loading a part of it.
+        """Like that of ``LazyTensorStorage``, but with all images in one tensor of compressed bytes."""
+        # "_storage" is None, so that other storages refuse this dict instead of loading only a part of it.
         state: dict[str, Any] = {"_storage": None, "initialized": self.initialized, "_len": self._len}
         if self.initialized:
             state["_dense"] = self._dense().state_dict()
@@ -264,7 +264,7 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned, also that of a ``LazyTensorStorage``."""
+        """Load a state dict of this class, or of ``LazyTensorStorage``."""
         length = state_dict["_len"]
         if not state_dict["initialized"]:
             self._empty()
@@ -291,7 +291,7 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
         raise TypeError(f"Only TensorDicts and tensors can be saved, not a {type(self._storage).__name__} of them.")
 
     def _packed(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """All compressed entries, for a container."""
+        """The JSON and the arrays of all compressed entries, for a container."""
         stores = {
             str(i): {
                 "keys": [list(key) for key in keys],
@@ -327,7 +327,7 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
         self.initialized = True
 
     def _convert(self, data: Any, length: int) -> None:
-        """Take over the rows of another storage."""
+        """Copy and compress the rows of another storage."""
         n_rows = -(-length // data.shape[1 : self.ndim].numel())
         self._empty()
         for first in range(0, n_rows, _CHUNK):
@@ -340,14 +340,14 @@ def _as_key(key: str | Key) -> Key:
 
 
 def _is_view(index: Any) -> bool:
-    """Whether a tensor that is indexed by it returns a view, of more than one row."""
+    """Whether ``tensor[index]`` is a view of several rows."""
     parts = index if isinstance(index, tuple) else (index,)
     has_slice = any(isinstance(part, slice) for part in parts)
     return has_slice and all(part is None or part is Ellipsis or isinstance(part, slice | int) for part in parts)
 
 
 def _groups(data: Any, keys: list[Key]) -> list[list[Key]]:
-    """The keys that share a store: a key and its next one, if they are alike."""
+    """Group the keys that share a store: a key and its ``next``, if their shapes and dtypes are equal."""
     groups: dict[Key, list[Key]] = {}
     for key in keys:
         before = key[1:]

@@ -1,4 +1,4 @@
-"""Distributed training: collectors in several processes or machines send segments to a learner's replay buffer."""
+"""Distributed training: collectors in other processes or on other machines send their steps to a learner's buffer."""
 
 from __future__ import annotations
 

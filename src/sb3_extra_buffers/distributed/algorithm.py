@@ -27,8 +27,8 @@ def distributed(algorithm: type[BaseAlgorithm]) -> Any:
     - ``algorithm_kwargs``: arguments of the algorithm that differ for collectors, for example for exploration. Either a
       dict, or a function ``(number of the collector, n)`` that returns one, such as :func:`ape_x`.
     - ``buffer_kwargs``: options of the collectors' buffers, such as ``compression_method``.
-    - ``actor_options``: options of ``ray.remote`` for collectors. By default, each reserves one CPU of a cluster. On
-      this machine alone, they share the CPUs.
+    - ``actor_options``: options of ``ray.remote`` for collectors. By default, each reserves one CPU of a cluster. If
+      Ray is started on this machine, collectors share its CPUs.
     - ``in_process``: ``True`` runs the collectors in this process, one after the other, without Ray. For tests.
 
     For off-policy algorithms also:
@@ -45,7 +45,7 @@ def distributed(algorithm: type[BaseAlgorithm]) -> Any:
     bases = getattr(algorithm, "__mro__", ())
     if OffPolicyAlgorithm in bases:
         return _learner_class(OffPolicyLearner, algorithm)
-    # Algorithms with their own collect_rollouts, such as RecurrentPPO, store more fields than our rollouts.
+    # Algorithms with their own collect_rollouts, such as RecurrentPPO, store more fields than CompressedRolloutBuffer.
     if getattr(algorithm, "collect_rollouts", None) is OnPolicyAlgorithm.collect_rollouts:
         return _learner_class(OnPolicyLearner, algorithm)
     raise ConfigurationError(

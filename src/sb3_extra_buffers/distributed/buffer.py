@@ -1,4 +1,4 @@
-"""A replay buffer of several parts, one for each collector, sampled as one."""
+"""A replay buffer of several parts, one for each collector, that are sampled together."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _OTHER_BATCHES = 4
-"""The number of batches that the learner has memory for, besides those requested ahead."""
+"""How many batches the learner keeps memory for, besides those requested ahead."""
 
 
 class ShardedReplayBuffer(ReplayBuffer):
-    """Several compressed replay buffers, the parts, which are sampled as one.
+    """A replay buffer that consists of compressed replay buffers, its *parts*, and samples from all of them.
 
     SB3's buffers store one step of all environments at a time, but collectors do not run in lockstep. So each collector
     has a part, to which its segments are appended. With a single part, batches are the same as with ``buffer_class``.
@@ -52,10 +52,11 @@ class ShardedReplayBuffer(ReplayBuffer):
     :param buffer_class: The class of each part: ``CompressedReplayBuffer``, or one derived from it, such as
         ``CompressedNStepReplayBuffer`` and ``CompressedPrioritizedReplayBuffer``. By default ``CompressedReplayBuffer``
         or ``CompressedDictReplayBuffer``, depending on the observation space.
-    :param path: Folder for parts on disk: of a single part with ``storage="mmap"``, or of all parts in shards. A dead
-        shard is restored from there, so the folder must be available wherever the shard may be restarted.
-    :param shards: Number of processes that share the parts. This argument and all below need ``placement="shards"``.
-    :param prefetch: Number of batches to request ahead. They do not contain what is added after the request.
+    :param path: Folder for parts on disk: for a single part with ``storage="mmap"``, or for all parts in shards. A dead
+        shard is restored from this folder, so all machines on which shards may be restarted must have access to it.
+    :param shards: Number of processes that share the parts. This argument and those up to ``in_process`` need
+        ``placement="shards"``.
+    :param prefetch: Number of batches to request ahead. Transitions added after a request are not in its batch.
     :param on_loss: When a shard dies, ``"report"`` logs a warning and continues without its transitions, and
         ``"raise"`` raises a ``WorkerError``.
     :param ray: Arguments of ``ray.init``, such as ``{"address": "auto"}``. Without an address, Ray is started on this
@@ -142,7 +143,7 @@ class ShardedReplayBuffer(ReplayBuffer):
         self.handle_timeout_termination = handle_timeout_termination
 
     def _use(self, parts: list[Any]) -> None:
-        """Set parts in the memory of this process."""
+        """Use these parts, which are in the memory of this process."""
         self.parts, self._template = parts, parts[0]
         self._joined = Parts(parts, parts[0].device)
         self._describe()
@@ -151,7 +152,7 @@ class ShardedReplayBuffer(ReplayBuffer):
         self.obs_shape, self.action_dim = self._template.obs_shape, self._template.action_dim
         self.buffer_size = sum(part.buffer_size for part in self.parts)
         self._stride = self.parts[0].buffer_size * self._template.n_envs
-        """The distance between the indices of two parts in a batch: the transitions of a part."""
+        """Transitions per part. In a batch, index ``i`` means place ``i % stride`` of part ``i // stride``."""
 
     @property
     def device(self) -> th.device:
@@ -192,7 +193,7 @@ class ShardedReplayBuffer(ReplayBuffer):
 
     @property
     def pos(self) -> int:  # type: ignore[override]  # the parts decide
-        """The position of a single part. With several, the number of steps: SB3 only asks whether it is 0."""
+        """The position of a single part. With several parts, it only tells SB3 whether the buffer is empty."""
         self._send_added()
         return int(self.parts[0].pos) if len(self.parts) == 1 else self.size() % self.buffer_size
 
@@ -245,7 +246,7 @@ class ShardedReplayBuffer(ReplayBuffer):
         """Save all parts to files in a folder, without pickle.
 
         If a process is killed meanwhile, the folder still holds the last complete save. Shards write the files of their
-        parts, so the folder must be on all of their machines. From then on, dead shards are restored from there.
+        parts, so all of their machines must have access to the folder. Shards that die later are restored from it.
         """
         self._send_added()
         save_parts(self, Path(path).absolute())
@@ -311,7 +312,7 @@ class ShardedReplayBuffer(ReplayBuffer):
 
     @property
     def progress_remaining(self) -> float:
-        """The argument of a schedule for ``beta``. The algorithm has to update it."""
+        """The remaining fraction of the training, for a schedule of ``beta``. The algorithm has to update it."""
         return float(self._template.progress_remaining)
 
     @progress_remaining.setter

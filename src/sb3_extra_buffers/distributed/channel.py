@@ -1,10 +1,12 @@
-"""A Unix socket between the learner and a shard on its machine, because a call of Ray takes as much time as a batch.
+"""A Unix socket between the learner and a shard on the same machine.
+
+It saves time: a call through Ray takes about as long as the shard needs for a batch.
 
 The learner listens in a folder that only its user can open, and sends the shard the address and two random keys through
 Ray. The shard connects and sends the first key, and the learner answers with the second one, which authenticates both.
 A shard on another machine does not have that folder, so it cannot connect.
 
-A message is its length, followed by its bytes. A shard answers messages in order.
+A message is sent as its length, followed by its bytes. A shard answers messages in order.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ IS_AVAILABLE = hasattr(socket, "AF_UNIX") and hasattr(select, "poll")
 _LENGTH = struct.Struct("<Q")
 _KEY_BYTES = 32
 _READ_BYTES = 1 << 18
+"""The largest number of bytes to receive at once."""
 _CONNECT_SECONDS = 2.0
-"""Timeout of a shard. Connecting only takes long if the queue of the learner's socket is full."""
+"""The timeout of a shard that connects. Connecting only takes long if the queue of the learner's socket is full."""
 
 
 class Address(NamedTuple):
@@ -56,11 +59,11 @@ class Listener:
             self._socket.bind(self.address.path)
             self._socket.listen()
             self._socket.setblocking(False)
-        except OSError:  # the name of the folder may be too long
+        except OSError:  # the path may be too long for a socket
             self.close()
 
     def accept(self) -> Channel | None:
-        """The connection of the shard; ``None`` if it has not connected. Connections without its key are closed."""
+        """Return the shard's connection, or ``None`` if it has not connected. Closes all others, and the listener."""
         try:
             while True:
                 connected, _ = self._socket.accept()
@@ -109,7 +112,7 @@ def serve(connected: socket.socket, address: Address, answer: Callable[[bytes], 
 
 
 class Pending:
-    """The reply to a message, once it has arrived."""
+    """A message that was sent. ``reply`` is ``None`` until the shard has answered."""
 
     __slots__ = ("reply",)
 
@@ -120,8 +123,8 @@ class Pending:
 class Channel:
     """The learner's end of a connection.
 
-    ``send`` never blocks. Otherwise there would be a deadlock when the shard also waits for the learner to read. Bytes
-    that the socket does not accept are sent with the next message, or while the learner waits for a reply.
+    ``send`` never blocks: otherwise, the learner and the shard could wait forever for each other to read. Bytes that
+    the socket does not accept are sent with the next message, or while the learner waits for a reply.
     """
 
     def __init__(self, connected: socket.socket) -> None:
@@ -138,7 +141,7 @@ class Channel:
         pending = Pending()
         if not self._is_open:
             return pending
-        with uninterrupted():  # so that messages are sent as a whole
+        with uninterrupted():  # Ctrl-C must not cut a message in two
             self._waiting.append(pending)
             self._unsent += _LENGTH.pack(len(message))
             self._unsent += message
@@ -173,11 +176,11 @@ class Channel:
             pass
         except OSError:  # the shard died, but replies that it sent before may still arrive
             self._unsent.clear()
-        # Bytes are left: let wait() also return when the socket accepts more.
+        # If bytes are left, poll() also has to return when the socket accepts more.
         self._poll.modify(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
 
     def _read(self) -> None:
-        """Receive replies that have arrived."""
+        """Receive bytes that have arrived, and hand complete replies to their messages."""
         try:
             data = self._socket.recv(_READ_BYTES)
         except BlockingIOError:

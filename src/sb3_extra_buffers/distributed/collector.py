@@ -39,7 +39,7 @@ class CollectorPlan(NamedTuple):
     arguments: dict[str, Any]
     """The algorithm's arguments, except ``env``. They specify a small buffer that can export segments."""
     different: list[dict[str, Any]]
-    """For each collector, the arguments that differ."""
+    """For each collector, its own arguments, which override ``arguments``."""
     make_env: MakeEnv
     n_envs: int
     n_steps: int
@@ -70,7 +70,7 @@ class Collector:
             "tensorboard_log": None,
         }
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they concern training, which a collector does not do
+            warnings.simplefilter("ignore")  # they are about training, which a collector does not do
             self.model = plan.algorithm(env=env, **arguments)
         self.version = -1
         self._steps = _Steps()
@@ -115,7 +115,7 @@ class Collector:
     def _set_priorities(self, buffer: CompressedPrioritizedReplayBuffer) -> None:
         """Set the priorities of the newest steps from TD errors, computed with this collector's weights.
 
-        At the end of the segment, n-step returns have fewer steps, because the next ones are not collected yet.
+        At the end of the segment, n-step returns have fewer steps, because the following steps are not collected yet.
         """
         slots = (buffer.pos + np.arange(-self.plan.n_steps, 0)) % buffer.buffer_size
         indices = (slots[:, None] * buffer.n_envs + np.arange(buffer.n_envs)).reshape(-1)
@@ -141,7 +141,8 @@ class _Steps(BaseCallback):
             if done:
                 episode = {key: float(info["episode"][key]) for key in _EPISODE_KEYS} if "episode" in info else None
                 success = float(info["is_success"]) if "is_success" in info else None
-                # On-policy algorithms add a bootstrapped value to the last reward in the buffer, but not to this one.
+                # At a time limit, on-policy algorithms add the value of the terminal observation to the reward in the
+                # buffer. Callbacks get the reward without it.
                 reward = float(self.locals["rewards"][env])
                 self.episodes.append([self.n_steps, env, reward, episode, success])
         self.n_steps += 1
@@ -158,7 +159,7 @@ def _make_vec_env(plan: CollectorPlan) -> VecEnv:
             )
         return made
     envs: list[Any] = [made, *(plan.make_env() for _ in range(plan.n_envs - 1))]
-    # SB3 also adds Monitor, which provides the statistics of episodes.
+    # Monitor provides the statistics of episodes. SB3 adds it to its environments as well.
     monitored = [env if is_wrapped(env, Monitor) else Monitor(env) for env in envs]
     return DummyVecEnv([partial(monitored.pop, 0)] * plan.n_envs)
 
@@ -179,6 +180,6 @@ def load_weights(model: BaseAlgorithm, weights: Weights) -> None:
     with th.no_grad():
         for name, value in weights.items():
             own[name].copy_(th.from_numpy(np.array(value)))
-            # Initial priorities also use the target network. This saves sending it.
+            # Initial priorities also need the target network. Using these weights for it avoids sending its own.
             if (target := own.get(name.replace("q_net.", "q_net_target.", 1))) is not None:
                 target.copy_(own[name])

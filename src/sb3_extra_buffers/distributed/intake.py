@@ -1,9 +1,9 @@
 """The learner's intake: request segments from collectors, append them to the buffer, and count their steps.
 
-Flow control is by credits. A collector only works on a request, and the learner sends a new request when it has
-consumed the steps of an earlier segment. So the ratio of training to collecting is as requested, and the number of
-segments that wait is bounded. If the learner is slower than the collectors, it requests fewer segments at a time. Then
-collectors wait before they collect, instead of filling a queue with steps of outdated weights.
+Flow control uses credits. A collector only works on requests, and the learner sends a new request when it has consumed
+the steps of an earlier segment. So the ratio of training to collecting is as configured, and the queue of segments is
+bounded. If the learner is slower than the collectors, it requests fewer segments at a time. Then collectors wait before
+they collect, instead of filling the queue with steps of outdated weights.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOG_WAIT_SECONDS = 5.0
 _MAX_FAILURES = 5
 """After this many deaths of a collector without a segment in between, the learner gives up."""
 _FIRST_LIMIT, _LEAST_LIMIT = 8.0, 2.0
-"""The limit of segments that are requested or waiting, at the start and at least."""
+"""The first and the lowest value of :attr:`Intake._limit`."""
 
 
 class Step(NamedTuple):
@@ -99,17 +99,17 @@ class Intake:
         self._sent_versions = [-1] * n
         """The version of the weights that each collector has."""
         self._credits = deque([*range(n)] * ahead)
-        """Collectors that may be sent a request."""
+        """Collectors to which a request may be sent. Each entry is a credit for one request."""
         self._requested = [0] * n
         """Open requests of each collector."""
         self._limit = min(n * ahead, _FIRST_LIMIT)
-        """Maximum number of segments of all collectors that are requested or not consumed yet."""
+        """Maximum number of segments that are requested or not consumed yet. It adapts to the speed of the learner."""
         self._starts = starts
         self._failures = [0] * n
         self._n_consumed = 0
         self._poll_every = max(1, n // 8)
         self._segments: deque[tuple[int, deque[Step]]] = deque()
-        """Received segments: the collector, and its unconsumed steps. After the last one, it gets a new credit."""
+        """Received segments: the collector, and the steps not consumed yet. When none is left, it gets a new credit."""
 
     @property
     def n_waiting(self) -> int:
@@ -134,13 +134,13 @@ class Intake:
         if not self._has_steps():
             self._limit = min(1.5 * self._limit, self._ahead * len(self._starts))
             self._wait(num_timesteps, total_timesteps, self._has_steps)
-        # Not in every step: polling 2,000 requests in Ray takes half a millisecond.
+        # Look for new segments only every few steps: polling 2,000 requests in Ray takes half a millisecond.
         elif self._n_consumed % self._poll_every == 0:
             self._wait(num_timesteps, total_timesteps, self._has_steps)
         while not self._segments[0][1]:
             self._credits.append(self._segments.popleft()[0])
-            # The limit rises fast and falls slowly. benchmarks.studies.many_collectors shows the effect on waiting
-            # times and on the age of weights.
+            # The limit rises fast and falls slowly. benchmarks.studies.many_collectors shows how this affects waiting
+            # times and the age of weights.
             if len(self._segments) > 1 + self._limit / 2:
                 self._limit = max(self._limit - 0.2, _LEAST_LIMIT)
         return self._segments[0][1].popleft()
@@ -203,7 +203,7 @@ class Intake:
             return
         self._failures[collector] = 0
         if statistics.n_segments == 0:
-            statistics.began = time.monotonic()  # do not count the start of processes
+            statistics.began = time.monotonic()  # leaves out the time in which processes start
         statistics.transitions[collector] += info.n_transitions
         statistics.n_bytes += len(reply.segment)
         statistics.n_segments += 1
@@ -219,7 +219,7 @@ class Intake:
         self._segments.append((collector, deque(map(Step, rewards, dones, infos))))
 
     def _replace(self, collector: int, reason: str) -> None:
-        """Restart a collector. Its new steps begin new episodes in the buffer."""
+        """Restart a dead collector. Its first segment begins new episodes in the buffer."""
         self.statistics.n_deaths += 1
         self.statistics.n_lost += 1
         self._failures[collector] += 1
@@ -234,7 +234,7 @@ class Intake:
         self._requested[collector] = 0
         n_waiting = sum(waiting == collector for waiting, _ in self._segments)
         credits = [waiting for waiting in self._credits if waiting != collector]
-        # Send it the next requests, so that a rollout is complete soon.
+        # It gets the next requests, because a rollout waits for it.
         self._credits = deque([*[collector] * (self._ahead - n_waiting), *credits])
 
     def _next_seed(self, collector: int) -> int | None:

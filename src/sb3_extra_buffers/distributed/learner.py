@@ -1,4 +1,4 @@
-"""What all learners have in common: their options, and the start and end of their collectors."""
+"""The base of all learners: their options, and starting and stopping their collectors."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ _DEFAULTS: dict[str, Any] = {
     "actor_options": None,
     "in_process": False,
 }
+"""The options of ``collectors``; see :func:`.distributed`."""
 _OF_LEARNER = ("policy", "env", "collectors", "ray", "_init_setup_model")
+"""Arguments that are only for the learner, or that collectors get in another way."""
 _OF_BUFFER = ("optimize_memory_usage", "n_steps")
-"""Arguments that collectors do not inherit: their buffers differ from the learner's."""
+"""Arguments that collectors do not inherit, because their buffers differ from the learner's."""
 
 
 class Learner(BaseAlgorithm):
@@ -40,7 +42,7 @@ class Learner(BaseAlgorithm):
     collectors: dict[str, Any] | None
     _algorithm: type[BaseAlgorithm]
     _unused_options: ClassVar[tuple[str, ...]] = ()
-    """Options of collectors that the algorithm has no use for."""
+    """Options of ``collectors`` that the algorithm does not accept."""
 
     def __init__(
         self,
@@ -55,13 +57,13 @@ class Learner(BaseAlgorithm):
         given = {name: value for name, value in list(bound.items())[1:] if name not in _OF_LEARNER}
         self.ray = dict(ray or {})
         self.collectors = None if collectors is None else self._checked(collectors, env)
-        # SB3 changes policy_kwargs.
+        # policy_kwargs is copied, because SB3 changes it.
         self._collector_arguments = {**given, "policy": policy, "policy_kwargs": dict(given.get("policy_kwargs") or {})}
         self._collector_starts = [0] * (self.collectors["n"] if self.collectors else 0)
-        """How often each collector was started. Its seed depends on it, so that no collector repeats an earlier one."""
+        """How often each collector was started. Seeds depend on it, so that no collector repeats earlier steps."""
         self._intake: Intake | None = None
         self.collector_statistics: Statistics | None = None
-        """Of the current or the last call of ``learn``."""
+        """Statistics of the current or the last call of ``learn``."""
         super().__init__(policy, env, *args, **kwargs)
 
     def _checked(self, collectors: Mapping[str, Any], env: Any) -> dict[str, Any]:
@@ -121,9 +123,9 @@ class Learner(BaseAlgorithm):
     def _start_intake(self, buffer: Any, arguments: dict[str, Any], n_steps: int, ahead: int) -> Intake:
         """Start the collectors.
 
-        :param buffer: Where segments go: ``buffer.parts`` has one part for each collector.
-        :param arguments: Of the collectors' algorithms, where they differ from those given to the learner.
-        :param n_steps: Of a segment or rollout.
+        :param buffer: Segments are appended to ``buffer.parts``, which has one part for each collector.
+        :param arguments: Arguments of the collectors' algorithms that override those of the learner.
+        :param n_steps: Number of steps of a segment or rollout.
         """
         assert self.collectors is not None
         transport: Transport
@@ -148,7 +150,7 @@ class Learner(BaseAlgorithm):
         return intake
 
     def _record_collectors(self) -> None:
-        """What has happened on the way, as scalars for the logger."""
+        """Pass the statistics of the collectors to the logger."""
         if self._intake is not None:
             for name, value in self._intake.statistics.scalars().items():
                 self.logger.record(f"collectors/{name}", value)
@@ -159,7 +161,7 @@ class Learner(BaseAlgorithm):
 
 
 class _ProgressBar(ProgressBarCallback):
-    """SB3's counts the environments of the learner, which are not stepped."""
+    """A progress bar that counts the steps of collectors. SB3's counts those of the learner's own environments."""
 
     def _on_step(self) -> bool:
         self.pbar.update(self.model.n_envs)

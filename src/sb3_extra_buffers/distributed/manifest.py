@@ -1,7 +1,7 @@
-"""The file that says what belongs to a saved buffer of several parts.
+"""Save and load a buffer of several parts: one file per part, and a manifest that says which files are current.
 
-Each part has two files, which take turns. The manifest is a container that says which of them are current. It is
-written when all parts are, so that whatever dies meanwhile, the save before is still there as a whole.
+Each part has two files, and saves write to them in turn. The manifest, a container, is written last. If a process dies
+before that, the manifest still names the files of the previous save, which have not changed.
 """
 
 from __future__ import annotations
@@ -21,23 +21,26 @@ from sb3_extra_buffers.state import SavedState, encode
 _NAME = "manifest"
 _VERSION = 1
 _MOST_PARTS = 1 << 16
+"""The largest number of parts in an untrusted manifest."""
 _TURNS = ("a", "b")
+"""The suffixes of a part's two files."""
 
 
 class Manifest(NamedTuple):
-    """What the manifest says."""
+    """The contents of a manifest."""
 
     part_class: type[CompressedReplayBuffer]
     arguments: dict[str, Any]
-    """Of each part."""
+    """The constructor arguments of each part."""
     turn: str
-    """Which files are current."""
+    """The suffix of the current files."""
     states: list[tuple[int, bool]]
     """The position of each part, and whether it is full."""
     max_priority: float
+    """The largest priority so far, which new transitions get."""
 
     def paths(self, folder: Path) -> list[Path]:
-        """The files of the parts."""
+        """The current files of all parts."""
         return [folder / f"part{number}.{self.turn}" for number in range(len(self.states))]
 
 
@@ -51,7 +54,7 @@ def save_parts(buffer: Any, folder: Path) -> None:
         turn = _TURNS[0]
     arguments = {**template._arguments(), "buffer_size": buffer.parts[0].buffer_size * buffer.n_envs}
     if shards is not None:
-        shards.refresh()  # a shard may have refused a segment
+        shards.refresh()  # the learner may not know yet that a shard has refused a segment
     states = [(int(part.pos), bool(part.full)) for part in buffer.parts]
     max_priority = getattr(template, "max_priority", 1.0) if shards is None else shards.max_priority
     manifest = Manifest(template._library_class(), arguments, turn, states, max_priority)
@@ -87,7 +90,7 @@ def load_parts(cls: Any, folder: Path, device: Any, options: dict[str, Any]) -> 
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Make a save the current one."""
+    """Write a manifest, which makes its files the current ones."""
     parts = {
         "version": _VERSION,
         "turn": manifest.turn,
@@ -106,7 +109,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Safe for untrusted files."""
+    """Read and check the manifest in a folder. Safe for untrusted files."""
     path = folder / _NAME
     if not path.exists():
         raise ConfigurationError(f"{folder} holds no saved ShardedReplayBuffer: it has no file {path.name!r}.")
@@ -135,7 +138,7 @@ def _are(values: Any, n: int, kind: type) -> bool:
 
 
 def _check_parts(manifest: Manifest, folder: Path, parts: list[Any]) -> None:
-    """Raise an error unless parts that were loaded are those that the manifest names."""
+    """Raise an error unless the loaded parts are those that the manifest describes."""
     first = parts[0]
     for part, state, path in zip(parts, manifest.states, manifest.paths(folder), strict=True):
         same_class = type(part) is manifest.part_class

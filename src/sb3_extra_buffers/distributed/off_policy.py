@@ -31,7 +31,9 @@ class OffPolicyLearner(Learner, OffPolicyAlgorithm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._steps_due = 0.0
+        """Steps to consume before the model is trained again. A fraction is left for the next time."""
         self._published_at = 0
+        """The number of gradient steps when weights were last published."""
         super().__init__(*args, **kwargs)
 
     def _setup_model(self) -> None:
@@ -57,14 +59,14 @@ class OffPolicyLearner(Learner, OffPolicyAlgorithm):
         return CompressedDictPrioritizedReplayBuffer if is_dict else CompressedPrioritizedReplayBuffer
 
     def _collector_options(self) -> dict[str, Any]:
-        """The arguments of the algorithm that all collectors have instead of the learner's."""
+        """The arguments of the collectors' algorithms that override those of the learner."""
         assert self.collectors is not None
         options = self.replay_buffer_kwargs
         names: tuple[str, ...] = ()
-        buffer_class = default_part_class(self.observation_space)  # the simplest one that the algorithm can have
+        buffer_class = default_part_class(self.observation_space)  # enough to collect steps and to export them
         if issubclass(options.get("buffer_class", ReplayBuffer), CompressedPrioritizedReplayBuffer):
             buffer_class = self._prioritized_class()
-            names = ("alpha", "epsilon", "n_steps", "gamma")  # for the first priorities of transitions
+            names = ("alpha", "epsilon", "n_steps", "gamma")  # for the initial priorities of transitions
         given = {name: options[name] for name in names if name in options}
         return {
             "buffer_size": 2 * self.collectors["segment_steps"] * self.collectors["envs"],
@@ -118,7 +120,7 @@ class OffPolicyLearner(Learner, OffPolicyAlgorithm):
         return RolloutReturn(n_steps * self.n_envs, n_episodes, continue_training=True)
 
     def train(self, gradient_steps: int, *args: Any, **kwargs: Any) -> None:
-        """Train as the algorithm does. If shards died and left nothing, go on once collectors have sent more."""
+        """Train as the algorithm does, unless the buffer is empty because shards have died."""
         try:
             super().train(gradient_steps, *args, **kwargs)
         except EmptyBufferError:

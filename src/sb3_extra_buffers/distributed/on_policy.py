@@ -1,4 +1,4 @@
-"""On-policy algorithms as learners: each collector makes a part of every rollout, with the same weights."""
+"""On-policy algorithms as learners: each collector collects a part of every rollout, all with the same weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class OnPolicyLearner(Learner, OnPolicyAlgorithm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         with warnings.catch_warnings():
             if kwargs.get("collectors") is not None:
-                # PPO would compare its batch size with the environments of the learner, which are not stepped.
+                # PPO would check its batch size for a rollout of the learner's own environments, which are not stepped.
                 warnings.filterwarnings("ignore", message=_BATCH_WARNING)
             super().__init__(*args, **kwargs)
         n_transitions, batch_size = self.n_steps * self.n_envs, getattr(self, "batch_size", None)
@@ -56,7 +56,7 @@ class OnPolicyLearner(Learner, OnPolicyAlgorithm):
         super()._setup_model()
 
     def _collector_options(self) -> dict[str, Any]:
-        """The arguments of the algorithm that all collectors have instead of the learner's."""
+        """The arguments of the collectors' algorithms that override those of the learner."""
         assert self.collectors is not None
         options = {name: value for name, value in self.rollout_buffer_kwargs.items() if name != "parts"}
         return {

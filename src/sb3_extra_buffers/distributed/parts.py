@@ -1,4 +1,4 @@
-"""Several replay buffers in one process, sampled as one."""
+"""Several replay buffers in one process that are sampled together."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Places(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """All fields of a batch but its observations."""
+    """All fields of a batch except its observations."""
 
     actions: npt.NDArray[Any]
     dones: npt.NDArray[np.float32]
     rewards: npt.NDArray[np.float32]
     """``(n, 1)``; for n-step returns ``(n, n_steps)``."""
     n_added: Indices | None
-    """For n-step returns, how many of the rewards each return adds up."""
+    """For n-step returns, how many rewards each return adds up."""
 
 
 def default_part_class(observation_space: spaces.Space[Any]) -> type[CompressedReplayBuffer]:
@@ -55,10 +55,10 @@ def default_part_class(observation_space: spaces.Space[Any]) -> type[CompressedR
 
 
 def draw_uniformly(parts: Sequence[Any], batch_size: int) -> Places:
-    """Draw transitions of all parts with equal probability. Parts need only ``pos``, ``full`` and their sizes."""
+    """Draw transitions uniformly from all parts. Needs only their sizes and positions, not their contents."""
     first = parts[0]
     n_envs, n_slots = first.n_envs, first.buffer_size
-    shares = first.optimize_memory_usage
+    shares = first.optimize_memory_usage  # then the slot at the position of a full part has no next observation
     sizes = [n_slots - shares if part.full else part.pos for part in parts]
     if not any(sizes):
         raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
@@ -93,13 +93,14 @@ class Parts:
             for store in buffer._stores.values():
                 store.outputs, store.lock = self.outputs, first._lock
         self.is_prioritized = isinstance(first, CompressedPrioritizedReplayBuffer)
-        # A prioritized buffer with n_steps=1 has no n-step returns, although its class is derived from that one.
+        # The class of prioritized buffers derives from that of n-step buffers, but n_steps=1 means no n-step returns.
         is_n_step = isinstance(first, CompressedNStepReplayBuffer) and (first.n_steps > 1 or not self.is_prioritized)
         self._n_steps = first.n_steps if is_n_step else None
         self.stores = {key: JoinedStores([buffer._stores[key] for buffer in buffers]) for key in first._stores}
         self._n = -1
-        """The batch size of ``_layout`` and ``_n_bytes``: that of the last batch."""
+        """The size of the last batch, which ``_layout`` and ``_n_bytes`` describe."""
         self._joined: dict[tuple[str, ...], tuple[list[Any], JoinedArrays]] = {}
+        """For each tuple of field names: functions that get these fields of a part, and the joined fields."""
         if self.is_prioritized:
             self.trees = JoinedTrees([buffer._tree for buffer in buffers])
 
@@ -119,7 +120,7 @@ class Parts:
         return self.outputs.lend(self._n_bytes, self.outputs.device)
 
     def batch_in(self, memory: Bytes, n: int) -> dict[str, list[npt.NDArray[Any]]]:
-        """Arrays in this memory for observations and next observations of each key."""
+        """For each key, arrays in ``memory`` for the observations and the next observations."""
         self._lay_out(n)
         return {
             key: [np.ndarray(shape, dtype, memory, start) for start in starts]
@@ -127,6 +128,7 @@ class Parts:
         }
 
     def _lay_out(self, n: int) -> None:
+        """Decide where the arrays of each key start in the memory for ``n`` transitions."""
         if n != self._n:
             self._n, self._layout, self._n_bytes = n, [], 0
             for key, store in self.first._stores.items():
@@ -136,7 +138,7 @@ class Parts:
                 self._n_bytes += 2 * size
 
     def read_fields(self, places: Places) -> tuple[Fields, Wanted]:
-        """Read all fields but the observations, and find the slots of these."""
+        """Read all fields except observations, and find the columns and slots of the observations."""
         first, (numbers, slots, envs) = self.first, places
         indices, last, n_added = slots * first.n_envs + envs, slots, None
         ended = ("_flags",) if self._all_packed("_flags") else ("dones", "timeouts")
@@ -149,7 +151,7 @@ class Parts:
             rewards, *flags = self._take(("rewards", *ended), numbers.repeat(self._n_steps), all_indices)
             rewards = rewards.reshape(window.shape)
             newest = (np.array([part.pos for part in self.buffers]) - 1) % first.buffer_size
-            # The slot after the newest transition holds the oldest one.
+            # No return continues past the newest transition: the slot after it holds the oldest one.
             is_last = window == newest[numbers][:, None]
             for values in flags:
                 is_last |= values.reshape(window.shape) > 0
@@ -162,7 +164,7 @@ class Parts:
         return Fields(actions.astype(first._action_dtype, copy=False), dones, rewards, n_added), [(0, slots), following]
 
     def batch_of(self, outs: dict[str, list[npt.NDArray[Any]]], fields: Fields, env: VecNormalize | None) -> Any:
-        """A batch as tensors."""
+        """Make a batch of tensors from observations and fields."""
         first = self.first
         pairs = {key: store.converted(outs[key]) for key, store in first._stores.items()}
         samples = first._batch_of(pairs, fields.actions, fields.dones, fields.rewards[:, :1], env)
@@ -175,7 +177,7 @@ class Parts:
     def weighted(
         self, samples: Any, priorities: npt.NDArray[np.float64], indices: Indices
     ) -> PrioritizedReplayBufferSamples:
-        """A batch with importance-sampling weights."""
+        """Add importance-sampling weights and indices to a batch."""
         weights = (priorities.min(initial=np.inf) / priorities) ** self.first.beta
         weights_tensor = self.first.to_torch(weights.astype(np.float32).reshape(-1, 1))
         return PrioritizedReplayBufferSamples._make([*samples, weights_tensor, indices])
@@ -183,18 +185,19 @@ class Parts:
     def set_priorities(
         self, numbers: Indices, indices: Indices, priorities: npt.NDArray[np.float64], max_priority: float
     ) -> None:
-        """Set priorities before ``alpha``, and raise the priority of new transitions to ``max_priority``."""
+        """Set priorities, to which ``alpha`` is not applied yet. New transitions get at least ``max_priority``."""
         self.raise_max_priority(max_priority)
         # An empty place keeps priority 0, so that it is never sampled.
         values = np.where(self.trees.get(numbers, indices) > 0, priorities**self.first.alpha, 0.0)
         self.trees.set(numbers, indices, values)
 
     def raise_max_priority(self, value: float) -> None:
+        """Give new transitions of all parts at least this priority."""
         for part in self.buffers:
             part.max_priority = max(part.max_priority, value)
 
     def _all_packed(self, packed: str) -> bool:
-        """Whether all parts still have this packed array. If not, all get SB3's arrays."""
+        """Whether a field is still packed in all parts. If it is not in one of them, unpack it in all."""
         if not any(map(is_, map(attrgetter(packed), self.buffers), repeat(None))):
             return True
         for part in self.buffers:
@@ -202,6 +205,7 @@ class Parts:
         return False
 
     def _take(self, names: tuple[str, ...], numbers: Indices, indices: Indices) -> list[npt.NDArray[Any]]:
+        """Read rows of several fields from the parts ``numbers``."""
         if names not in self._joined:
             widths = [self.first.action_dim if "action" in name else 1 for name in names]
             self._joined[names] = [attrgetter(name) for name in names], JoinedArrays(*widths)

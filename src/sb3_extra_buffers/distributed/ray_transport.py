@@ -28,6 +28,7 @@ except ImportError as error:
     raise MissingPackageError("Running collectors or shards in other processes", "ray", "ray") from error
 
 _CONNECT_SECONDS = 8.0
+"""How long to wait for an answer from the address of a cluster."""
 
 
 class RayTransport(Transport):
@@ -47,7 +48,7 @@ class RayTransport(Transport):
     def start(self, plan: CollectorPlan, seeds: list[int | None]) -> None:
         _connect(self._options)
         if "num_cpus" not in self._actor_options:
-            # Ray would wait forever for CPUs that this machine does not have, whereas a cluster may still grow.
+            # On this machine, Ray would wait forever for CPUs that do not exist, whereas a cluster may still grow.
             is_local = self._options.get("address") in (None, "local")
             share = ray.cluster_resources().get("CPU", 1.0) / len(seeds)  # type: ignore[no-untyped-call]
             self._actor_options["num_cpus"] = min(1.0, math.floor(1000 * share) / 1000) if is_local else 1.0
@@ -69,7 +70,7 @@ class RayTransport(Transport):
             return []
         calls = list(self._waiting)
         ray.wait(calls, num_returns=1, timeout=timeout)
-        # Fetch all that are ready: segments must be handled before the death of the collector that sent them.
+        # Fetch all replies that are ready: segments of a collector must be handled before its death.
         ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
         replies = [self._reply(call) for call in ready]
         # All calls of a dead collector fail, but it must be replaced only once.
@@ -173,6 +174,7 @@ class _Link:
                 self._listener = Listener()
         self._has_connected = actor.connect.remote(None if self._listener is None else self._listener.address)
         self._is_known = False
+        """Whether it is decided which way calls go: through the channel or through Ray."""
         self._channel: Channel | None = None
         self._waiting: list[_Sent] = []
 
@@ -236,7 +238,7 @@ class _ShardActor:
 def _connect(options: Mapping[str, Any], niceness: int | None = None) -> None:
     """Connect to the cluster at ``options["address"]``, or start Ray on this machine, unless that was done before.
 
-    :param niceness: Of processes that are started on this machine.
+    :param niceness: The niceness of Ray's processes, if it starts them on this machine.
     """
     if ray.is_initialized():
         return
@@ -248,7 +250,7 @@ def _connect(options: Mapping[str, Any], niceness: int | None = None) -> None:
         if niceness is not None:
             given["_system_config"] = {"worker_niceness": niceness, **options.get("_system_config", {})}
     try:
-        # If nobody answers, ray.init would try for minutes.
+        # Check that somebody answers at the address, because ray.init would try for minutes.
         host, _, port = str(address).rpartition("://")[2].rpartition(":")
         if host and port.isdigit():
             socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()

@@ -33,10 +33,10 @@ _MAX_FAILURES = 5
 
 
 class Shards(ShardCalls):
-    """Parts in shards, sampled together.
+    """The parts of a buffer in shards, sampled together.
 
     :param template: An empty buffer of the parts' class.
-    :param prefetch: Batches to request ahead.
+    :param prefetch: How many batches to request ahead.
     :param on_loss: When a shard dies: ``"report"`` logs a warning, ``"raise"`` raises a ``WorkerError``.
     """
 
@@ -54,17 +54,19 @@ class Shards(ShardCalls):
         n_slots = plans[0].arguments["buffer_size"] // template.n_envs
         self.parts = [RemotePart(self, part, template, n_slots) for part in range(len(self._shard_of))]
         self._stride = n_slots * template.n_envs
-        """The distance between the indices of two parts in a batch: the transitions of a part."""
+        """The capacity of a part in transitions; see :class:`.ShardedReplayBuffer`. Indices also have stamps."""
         self._totals = np.zeros(n)
-        """The sum of priorities in each shard, as far as known."""
+        """The sum of priorities in each shard, as far as the learner knows."""
         self._added: list[deque[tuple[int, float]]] = [deque() for _ in plans]
-        """For each shard, messages whose effect no reply has included yet: their number, and the priority they add."""
+        """For each shard, the segments that no reply includes yet: number of the message, and sum of the priorities."""
         self._refused = [0] * n
+        """How many segments each shard has refused, as far as the learner knows."""
         self._unknown: set[int] = set()
         """Restarted shards whose contents are unknown, because Ctrl-C came before they reported them."""
         self._queue: deque[Request] = deque()
+        """Batches that were requested ahead."""
         self._writes_to_learner = False
-        """Whether all shards write observations to the learner's memory."""
+        """Whether all shards of the last batch wrote their observations to the learner's memory."""
         self._saved: list[Path] = []
         """The files of the last save."""
         self.max_priority = 1.0
@@ -82,7 +84,7 @@ class Shards(ShardCalls):
     # Dead shards
 
     def _replace(self, shard: int, reason: str) -> None:
-        """Restart a dead shard. It holds what its files hold, if there are any."""
+        """Restart a dead shard, and restore it from its files if there are any. Report the loss as ``on_loss`` says."""
         before = sum(part.size() for part in self.parts)
         while True:
             self._failures[shard] += 1
@@ -121,7 +123,7 @@ class Shards(ShardCalls):
             self._totals[shard] = self._refused[shard] = 0
 
     def _reload(self, shard: int) -> None:
-        """Load the last save into a restarted shard, unless the shard is on disk and has restored itself."""
+        """Load the last save into a restarted shard, unless the shard is on disk, and so has restored itself."""
         if self._saved and self._plans[shard].path is None:
             try:
                 self._result(shard, self._call(shard, "load", self._files(self._saved)[shard]))
@@ -135,7 +137,7 @@ class Shards(ShardCalls):
         for part, state in zip(self._parts_of(shard), states, strict=True):
             part.pos, part.full = state
         self._unknown.discard(shard)
-        # Until the next reply, assume that all transitions have the priority of new ones.
+        # Until the next reply, the learner assumes that all transitions have the priority of new ones.
         n = sum(part.size() * part.n_envs for part in self._parts_of(shard))
         self._totals[shard] = n * self._new_priority()
 
@@ -150,7 +152,7 @@ class Shards(ShardCalls):
                 self._added[shard].clear()
 
     def send_added(self) -> None:
-        """Send added steps to their shards."""
+        """Send the steps that wait in ``added`` to their shards."""
         for number, added in self.added.items():
             if added._n_unsent():
                 self.wait_for_room(number)
@@ -166,7 +168,7 @@ class Shards(ShardCalls):
     def send_segment(self, number: int, data: Bytes, before: ReceivedSegment | None, n_transitions: int) -> None:
         """Send a segment to part ``number``.
 
-        :param before: The segment before it, for a shard that has not received that one.
+        :param before: The previous segment, if the shard may lack its references.
         """
         shard = int(self._shard_of[number])
         priority = self.max_priority if self._template.is_prioritized else None
@@ -176,6 +178,7 @@ class Shards(ShardCalls):
         self._added[shard].append((self._n_messages[shard], added))
 
     def _new_priority(self) -> float:
+        """The priority of new transitions, with ``alpha`` applied."""
         return float(self.max_priority**self._template.first.alpha) if self._template.is_prioritized else 1.0
 
     # Batches
@@ -195,7 +198,7 @@ class Shards(ShardCalls):
         return self._batch(request, drawn, env)
 
     def _ask_ahead(self, batch_size: int) -> None:
-        """Request batches until ``prefetch`` of them are queued or nearly so."""
+        """Request as many batches ahead as fit into ``prefetch``."""
         # Asking for several batches in one message saves time, but enough batches must stay queued until the next ones
         # are ready: half of them if shards reply through Ray, three quarters if they write to the learner's memory.
         at_once = max(self._prefetch // (4 if self._writes_to_learner else 2), 1)
@@ -235,7 +238,10 @@ class Shards(ShardCalls):
         ]
 
     def _by_priority(self, n: int) -> list[tuple[Any, ...]]:
-        """Draw how many transitions each shard contributes. The shard decides which ones."""
+        """Draw how many transitions each shard contributes. The shards draw which ones.
+
+        Returns, for each shard, the arguments of :meth:`.Shard.draw`.
+        """
         total = self._totals.sum()
         if total == 0:
             raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
@@ -244,14 +250,14 @@ class Shards(ShardCalls):
         ends = n * fractions.cumsum()
         shards = np.minimum(np.searchsorted(ends, positions, side="right"), np.flatnonzero(fractions)[-1])
         bounds = np.searchsorted(shards, np.arange(len(ends) + 1)).tolist()
-        # Convert to positions within each shard. With a single shard they do not change.
+        # Scale the positions in each shard so that its total is n as well. With a single shard, nothing changes.
         return [
             ((positions[low:high] - begin) / (fraction or 1.0), n)
             for begin, fraction, (low, high) in zip([0.0, *ends[:-1]], fractions, pairwise(bounds), strict=True)
         ]
 
     def _replies(self, request: Request) -> list[tuple[Call, Drawn]] | None:
-        """Wait for the replies to a request; ``None`` if a shard died, and the batch must be drawn again."""
+        """Wait for the replies to a request; ``None`` if the batch must be drawn again, because a reply is missing."""
         replies = [(call, self._reply(call, place)) for call, place in request.pieces]
         drawn = [(call, reply) for call, reply in replies if reply is not None]
         if len(drawn) < len(replies):
@@ -261,13 +267,14 @@ class Shards(ShardCalls):
         return drawn
 
     def _reply(self, call: Call, place: int) -> Drawn | None:
+        """Wait for the reply of one shard for batch number ``place`` of a call; ``None`` if there is none."""
         shard = call.shard
         if call.replies is None and call.restarts == self._restarts[shard]:
             call.replies = self._try(shard, call.handle)
         if call.replies is None:
             return None  # the shard died
         reply = call.replies[place]
-        if reply is None:  # the shard holds less than the learner assumed
+        if reply is None:  # the shard has fewer transitions than the learner assumed
             if call.restarts == self._restarts[shard]:
                 self.refresh()
             return None
@@ -302,7 +309,8 @@ class Shards(ShardCalls):
             return samples
         values: list[Any] = [reply.priorities for _, reply in drawn]
         if len(self._plans) > 1:
-            # Correct for sums that were out of date when they decided how many rows each shard contributes.
+            # The learner chose how many rows each shard contributes, maybe by an outdated sum of priorities. Scale
+            # priorities to be proportional to the probabilities with which rows were actually drawn.
             values = [own * call.total / reply.total for own, (call, reply) in zip(values, drawn, strict=True)]
         indices = np.concatenate([self._indices(call, reply) for call, reply in drawn])
         return self._template.weighted(samples, np.concatenate(values), indices)
@@ -315,7 +323,7 @@ class Shards(ShardCalls):
         return stamped((own + self._bounds[call.shard]) * self._stride + places, generations, call.restarts)
 
     def update(self, indices: Indices, errors: npt.NDArray[np.float64]) -> None:
-        """Send new priorities to the shards without waiting. Outdated indices are ignored."""
+        """Send new priorities to the shards without waiting for replies. Outdated indices are ignored."""
         priorities = errors + self._template.first.epsilon
         self.max_priority = max(self.max_priority, float(priorities.max(initial=0.0)))
         places, generations, restarts = unstamped(indices)

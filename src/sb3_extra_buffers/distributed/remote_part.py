@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from sb3_extra_buffers.distributed.remote import Shards
 
 _ADDED_STEPS = 32
-"""Steps passed to ``add`` that are collected before they are sent to the shard."""
+"""How many steps ``add`` collects before it sends them to the shard."""
 
 
 class RemotePart:
-    """A part in a shard: how full it is, and the last segment that was sent to it."""
+    """What the learner knows about a part in a shard: how full it is, and the last segment that was sent to it."""
 
     def __init__(self, shards: Shards, number: int, template: Any, n_slots: int) -> None:
         self.n_envs, self.buffer_size = template.n_envs, n_slots
@@ -33,13 +33,13 @@ class RemotePart:
         self._last: ReceivedSegment | None = None
         self._rewards: npt.NDArray[np.float32] = np.zeros((0, self.n_envs), dtype=np.float32)
         self.is_new = False
-        """Whether the shard was restarted, so that it lacks the references of the last segment."""
+        """Whether the shard was restarted or refused a segment, so that it may lack the references of the last one."""
 
     def size(self) -> int:
         return self.buffer_size if self.full else self.pos
 
     def add(self, *step: Any) -> None:
-        """Add a step of all environments. Some steps are collected before they are sent."""
+        """Add a step of all environments. Several steps are sent to the shard at once."""
         added = self._shards.added.get(self._number)
         if added is None:
             template, n_steps = self._template, 2 * _ADDED_STEPS
@@ -64,11 +64,12 @@ class RemotePart:
                 rewards = segment.part("fields").array("rewards", np.float32, (n_steps, self.n_envs)).copy()
                 contents = _contents(self._template._stores, segment, contents)
         self._shards.wait_for_room(self._number)
-        with uninterrupted():  # count every segment that was sent
+        with uninterrupted():  # Ctrl-C must not come between sending a segment and counting it
             continues = last is not None and header.first_step == last.n_steps and not self.is_new
             before = None
             if self.is_new and last is not None:
-                # Send the references of the last segment. -1: the new segment does not continue that one in the shard.
+                # Send the references of the last segment again. Because of the -1, the new segment does not continue
+                # that one, but begins new episodes.
                 before = ReceivedSegment(header.stream, header.sequence - 1, -1, last.contents)
             received = np.frombuffer(data, dtype=np.uint8)
             self._shards.send_segment(self._number, received, before, n_steps * self.n_envs)
@@ -79,7 +80,7 @@ class RemotePart:
         return header.info(n_steps, n_steps * self.n_envs, continues)
 
     def _field_rows(self, name: str, slots: Indices) -> npt.NDArray[Any]:
-        """Rewards of the last segment, for statistics."""
+        """The rewards of the last segment. :class:`.Intake` passes them to callbacks."""
         assert name == "rewards"
         return self._rewards
 
@@ -87,7 +88,7 @@ class RemotePart:
 def _contents(
     stores: Iterable[str], segment: SavedState, known: dict[str, dict[str, Bytes]]
 ) -> dict[str, dict[str, Bytes]]:
-    """The references that a segment needs, by store and checksum: those in the segment, and known ones."""
+    """The references that a segment needs, by store and checksum: those in the segment, and those known before."""
     contents = {}
     for key in stores:
         part = segment.part("stores").part(key)

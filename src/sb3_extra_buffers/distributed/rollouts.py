@@ -1,4 +1,4 @@
-"""A rollout buffer that consists of several, one for each collector."""
+"""A rollout buffer of several parts, one for each collector."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from sb3_extra_buffers.storage.usage import MemoryUsage
 
 
 class ShardedRolloutBuffer(RolloutBuffer):
-    """Compressed rollouts of several collectors. Its batches are those of one rollout with all environments.
+    """The compressed rollouts of several collectors, as one rollout with the environments of all of them.
 
     Parts are filled by :meth:`CompressedRolloutBuffer.ingest_segment`. Call :meth:`join` afterwards.
 
     :param buffer_size: Steps of a rollout.
     :param n_envs: The environments of all parts together.
-    :param parts: How many buffers there are.
+    :param parts: Number of parts.
     :param options: Further arguments of the parts' class, ``CompressedRolloutBuffer`` or its variant for Dict spaces.
     """
 
@@ -56,7 +56,7 @@ class ShardedRolloutBuffer(RolloutBuffer):
         self.join()
 
     def join(self) -> None:
-        """Take over the fields of all parts. Observations stay where they are, compressed."""
+        """Concatenate the fields of all parts. Observations stay compressed in the parts."""
         for name in CompressedRolloutBuffer._saved_fields:
             setattr(self, name, np.concatenate([getattr(part, name) for part in self.parts], axis=1))
         self.observations = map_parts(_side_by_side, *(part.observations for part in self.parts))
@@ -83,12 +83,13 @@ class ShardedRolloutBuffer(RolloutBuffer):
 
 
 class ShardedDictRolloutBuffer(ShardedRolloutBuffer, DictRolloutBuffer):
-    """The same for Dict observation spaces."""
+    """A :class:`ShardedRolloutBuffer` for Dict observation spaces."""
 
     part_class = CompressedDictRolloutBuffer
 
 
 def _side_by_side(*columns: ObservationArray) -> ObservationArray:
+    """Join the observations of all parts, environment by environment."""
     store: Any = _JoinedStores([column.store for column in columns])
     return ObservationArray(store)
 
@@ -102,7 +103,7 @@ class _JoinedStores:
         self.output_dtype, self.outputs, self.label = first.output_dtype, first.outputs, first.label
 
     def read(self, wanted: list[tuple[int, Indices]], envs: Indices, device: th.device) -> list[npt.NDArray[Any]]:
-        """See :meth:`.BaseStore.read`. Only one column is wanted at a time."""
+        """See :meth:`.BaseStore.read`. ``wanted`` has a single column, because rollouts have no next observations."""
         if len(self._stores) == 1:
             return self._stores[0].read(wanted, envs, device)
         ((column, slots),) = wanted

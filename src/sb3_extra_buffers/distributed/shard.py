@@ -22,7 +22,10 @@ from sb3_extra_buffers.storage.shared_memory import Address
 from sb3_extra_buffers.storage.usage import MemoryUsage
 
 _FLUSH_AFTER = 64
-"""Segments between two flushes of a shard on disk, after 1, 2, 4, ... If it dies, it loses what was not flushed."""
+"""A part on disk is flushed after 1, 2, 4, ... segments, and then each time after this many.
+
+A shard that dies loses the segments since the last flush.
+"""
 
 
 class ShardPlan(NamedTuple):
@@ -36,11 +39,11 @@ class ShardPlan(NamedTuple):
     path: str | None
     """For a shard on disk: a folder with one folder per part, from which a restarted shard is restored."""
     n_batches: int
-    """The number of batches in the learner's memory."""
+    """The number of batches that the learner keeps memory for."""
 
 
 class Target(NamedTuple):
-    """Where a shard on the learner's machine writes its rows of a batch: memory of the learner."""
+    """Memory of the learner to which a shard on the same machine writes its rows of a batch."""
 
     memory: Address
     n: int
@@ -71,6 +74,7 @@ class Shard:
 
     def __init__(self, plan: ShardPlan) -> None:
         self._plan = plan
+        # The learner's memory stays attached, because the next batches use it again.
         self._attached = functools.lru_cache(plan.n_batches)(shared_memory.attach)
         self._use([self._make(number) for number in plan.numbers])
 
@@ -94,9 +98,9 @@ class Shard:
         return [(int(part.pos), bool(part.full)) for part in self._buffers]
 
     def ingest(self, part: int, segment: Bytes, before: ReceivedSegment | None, max_priority: float | None) -> None:
-        """Append a segment. If that fails, the next replies say so.
+        """Append a segment. If that fails, the shard refuses the segment, and its next replies say so.
 
-        :param before: The segment before it, if this shard has not received that one.
+        :param before: The previous segment, if this shard may lack its references.
         :param max_priority: The learner's largest priority so far.
         """
         buffer = self._buffers[part]
@@ -132,7 +136,7 @@ class Shard:
     def _draw_by_priority(self, positions: npt.NDArray[np.float64], n: int, target: Target | None) -> Drawn | None:
         """Draw transitions in proportion to their priorities; ``None`` if the shard is empty.
 
-        :param positions: Heights of the cumulative priorities, scaled so that the total is ``n``.
+        :param positions: Heights in the cumulative sum of priorities, scaled so that the total is ``n``.
         """
         trees = self._parts.trees
         total = float(trees.totals.cumsum()[-1])
@@ -188,7 +192,7 @@ class Shard:
             part.save(path)
 
     def load(self, paths: list[str]) -> None:
-        """Replace the parts by saved ones."""
+        """Replace the parts by those saved in these files."""
         parts: list[Any] = [CompressedReplayBuffer.load(path, device="cpu") for path in paths]
         for part, own, path in zip(parts, self._buffers, paths, strict=True):
             if type(part) is not type(own) or part.buffer_size != own.buffer_size or part.n_envs != own.n_envs:

@@ -1,4 +1,4 @@
-"""Calling shards, and waiting for their results."""
+"""Call shards and wait for their results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger("sb3_extra_buffers")
 _LOG_WAIT_SECONDS = 5.0
 """Interval of warnings while the learner waits for a shard."""
 _MAX_UNCONFIRMED = 64
-"""Limit of unconfirmed messages to one shard."""
+"""How many calls of one shard may be unconfirmed: sent without waiting for the result."""
 
 
 class ShardCalls(ABC):
@@ -30,8 +30,9 @@ class ShardCalls(ABC):
         self._failures = [0] * n_shards
         """How many times each shard died since its last reply."""
         self._n_messages = [0] * n_shards
+        """How many calls were sent to each shard. A call is identified by its number."""
         self._unconfirmed: list[deque[tuple[int, Any]]] = [deque() for _ in range(n_shards)]
-        """Calls without a needed result: the shard's restart count, and the handle."""
+        """Calls whose result is not needed, oldest first: the shard's restart count, and the handle."""
         self.is_closed = False
 
     @abstractmethod
@@ -57,6 +58,7 @@ class ShardCalls(ABC):
                 self._try(shard, handle)
 
     def _result(self, shard: int, handle: Any) -> Any:
+        """Wait for the result of a call. Logs a warning every few seconds."""
         began = time.monotonic()
         while True:
             try:

@@ -16,7 +16,7 @@ from sb3_extra_buffers.storage.outputs import Lease
 
 
 class ShardDied(Exception):  # noqa: N818  # an event, not a mistake
-    """A called shard died. The message is the reason."""
+    """A shard died before it answered a call. The message is the reason."""
 
 
 @dataclass
@@ -34,6 +34,7 @@ class Call:
     message: int = 0
     """The number of the message to this shard."""
     replies: list[Drawn | None] | None = None
+    """One reply for each batch, once they have arrived."""
 
 
 class Request(NamedTuple):
@@ -41,7 +42,7 @@ class Request(NamedTuple):
 
     n: int
     memory: Lease
-    """For its observations."""
+    """The memory for its observations."""
     pieces: list[tuple[Call, int]]
     """The calls for its rows, in order, each with the position of this batch in the call."""
 
@@ -136,7 +137,7 @@ class LocalShards(ShardTransport):
             future.set_exception(error)
         finally:
             if not future.done():
-                future.set_result(None)  # Ctrl-C: the learner asks again
+                future.set_result(None)  # after Ctrl-C: the learner treats None as a lost reply, and asks again
 
     def kill(self, shard: int) -> None:
         """Let a shard die as if its process had been killed, for tests."""

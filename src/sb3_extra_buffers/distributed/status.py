@@ -10,6 +10,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from tqdm import tqdm
 
 _UPDATE_SECONDS = 0.5
+"""The shortest time between two updates of the line."""
 
 
 class StatusLine(BaseCallback):

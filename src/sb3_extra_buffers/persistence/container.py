@@ -1,4 +1,4 @@
-"""Named arrays and some JSON in one file that can be saved to again and again.
+"""A container: a file of named arrays and JSON. Saving to it again writes only what has changed.
 
 ::
 
@@ -6,9 +6,9 @@
     └ where the newest manifest is ────────────────────────▶┘
 
 An array is cut into blocks of 256 KiB. The manifest, which is JSON, has the dtype and shape of each array, and the
-offset and checksum of each block. Saving again appends the blocks with new checksums and a new manifest. Then it
+offset and checksum of each block. Saving again appends the blocks whose checksums are new, and a new manifest. Then it
 overwrites the header, 128 bytes in one write, which makes the new manifest valid. Nothing else is ever overwritten.
-When more than half of the file is out of date, everything is written to a new file, which replaces the old one.
+Once more than half of the file is out of date, a save writes everything to a new file, which replaces the old one.
 
 Bytes after the newest manifest were left behind by a save that did not finish. All other bytes are covered by a
 checksum (XXH3, 128 bits): the header ends with its own, and contains that of the manifest. See ``docs/saving.md`` for
@@ -44,20 +44,25 @@ BLOCK_BYTES = 1 << 18
 
 HEADER = struct.Struct("<8sIIQQQ16s56x")
 HEADER_BYTES = HEADER.size + 16
-"""With its checksum."""
+"""The size of the header with its checksum."""
 DTYPES = re.compile(r"[<|][biuf](1|2|4|8|16)")
+"""The dtypes that arrays may have."""
 _PADDED_TO = 64
+"""Blocks are padded to a multiple of this many bytes."""
 _WORTH_REWRITING = 1 << 20
+"""A file with fewer outdated bytes than this is not worth writing anew."""
 _MOST_ZEROS = 16 << 30
-"""Arrays may have this many bytes of zeros, which take no space in the file, and only address space when read."""
+"""How many bytes of zeros the arrays may have. In the file, they take no space, and when read, only address space."""
 _MOST_REPETITIONS = 256
-"""Equal blocks are stored once. So arrays may also be this many times larger than the file."""
+"""How many times larger than the file the arrays may be, besides zeros: equal blocks are stored once."""
 
 Bytes = npt.NDArray[np.uint8]
 Value = npt.NDArray[Any] | PartOfBytes
 
 
 class Block(NamedTuple):
+    """Where a block is in the file, and its checksum."""
+
     offset: int
     digest: str
 
@@ -75,6 +80,7 @@ class StoredArray(NamedTuple):
 
     @property
     def stored_bytes(self) -> int:
+        """Bytes of all blocks that are not zeros."""
         return sum(length for block, _, length in self.parts() if block is not None)
 
     def parts(self) -> Iterator[tuple[Block | None, int, int]]:
@@ -88,7 +94,7 @@ class Container:
     """A file whose manifest was read and checked. Use :meth:`open` in a ``with`` statement."""
 
     generation: int
-    """The number of saves."""
+    """How many times the file was saved to."""
     end: int
     """The end of the newest manifest. Bytes after it are ignored."""
     text: bytes
@@ -112,7 +118,7 @@ class Container:
             yield cls(path, file, mmap)
 
     def _read_manifest(self, most_zeros: int) -> None:
-        """Read the newest manifest. Every value in it is checked."""
+        """Read the header and the newest manifest, and check all their values except ``meta``."""
         header = self._file.read(HEADER_BYTES)
         if not header.startswith(MAGIC):
             raise FileFormatError(f"{self.path} is not a saved buffer of this library.")
@@ -156,7 +162,7 @@ class Container:
     def read(self, name: str, progress: Progress | None = None, into: Bytes | None = None) -> npt.NDArray[Any]:
         """Read an array and compare its checksums.
 
-        :param into: Zeroed memory for the array.
+        :param into: Zeroed memory to read the array into.
         """
         stored = self.arrays[name]
         array = zeros(stored.shape, stored.dtype) if into is None else into[: stored.nbytes]
@@ -166,9 +172,9 @@ class Container:
         return array
 
     def map(self, name: str, progress: Progress | None = None) -> Memory | None:
-        """An array in a temporary file next to this one, loaded from there on access. Changes stay in memory.
+        """Copy an array to an unnamed temporary file in the same folder, and map that. Changes stay in memory.
 
-        ``None`` if arrays are not to be mapped, or this one is too small for it.
+        Returns ``None`` if arrays are not to be mapped, or if this one is smaller than a block.
         """
         stored = self.arrays[name]
         if not self.is_mapped or stored.nbytes < BLOCK_BYTES:
@@ -182,7 +188,7 @@ class Container:
             return TemporaryMemory(file, self.path.parent)
 
     def verify(self, progress: Progress | None = None) -> list[str]:
-        """The names of all damaged arrays."""
+        """Compare all checksums. Returns the names of the damaged arrays."""
         damaged = []
         for name in self.arrays:
             try:
@@ -193,7 +199,7 @@ class Container:
         return damaged
 
     def _blocks(self, name: str, progress: Progress | None) -> Iterator[tuple[int, Bytes]]:
-        """The blocks of an array that are not zeros, and where each starts, with their checksums compared."""
+        """Yield the start and the bytes of each block that is not zeros, after comparing its checksum."""
         for block, start, length in self.arrays[name].parts():
             if block is not None:
                 data = _read_block(self._file, block, length)
@@ -227,8 +233,8 @@ def _parse_array(entry: Any, end: int) -> StoredArray:
 def write(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, Value], progress: Progress | None = None) -> int:
     """Write ``meta`` and ``arrays`` to the container ``path``, and return the number of bytes written.
 
-    Blocks of an existing container are kept if they are needed again and undamaged. If the process is killed, the file
-    holds either the old or the new contents, complete.
+    Undamaged blocks of an existing container are used again. If the process is killed, the file holds either all of the
+    old or all of the new contents.
     """
     path = Path(os.path.realpath(path))
     before = _usable(path)
@@ -252,16 +258,16 @@ def pack(meta: Mapping[str, Any], arrays: Mapping[str, Value]) -> bytes:
 
 
 def unpack(data: bytes, name: str, most_zeros: int = _MOST_ZEROS) -> Container:
-    """The container that :func:`pack` returned.
+    """Open the container that :func:`pack` returned.
 
-    :param name: Its name in error messages.
+    :param name: The name of the container in error messages.
     :param most_zeros: How many bytes of zeros its arrays may have.
     """
     return Container(Path(name), io.BytesIO(data), most_zeros=most_zeros)
 
 
 def _usable(path: Path) -> Container | None:
-    """The container at ``path``, if there is one to append to and less than half of it is out of date."""
+    """The container at ``path`` to append to; ``None`` if it is missing, damaged or more than half out of date."""
     try:
         with Container.open(path) as container:
             is_outdated = container.end > 2 * container.stored_bytes + _WORTH_REWRITING
@@ -280,7 +286,7 @@ def _append(
     """Append blocks and a manifest to the container ``before``, or to a new file, and make the manifest valid."""
     stored = [] if before is None else [block for array in before.arrays.values() for block in array.blocks]
     end, generation = (HEADER_BYTES, 0) if before is None else (before.end, before.generation)
-    file.truncate(end)  # removes what a killed process may have left behind
+    file.truncate(end)  # removes what an unfinished save may have left behind
     file.seek(end)
     try:
         writer = _Writer(file, {block.digest: block for block in stored if block is not None}, progress)
@@ -308,13 +314,13 @@ def _header(offset: int, manifest: bytes, generation: int) -> bytes:
 
 
 class _Writer:
-    """Appends the blocks of arrays to a file, except for those that it has already."""
+    """Appends the blocks of arrays to a file, except for those that the file already has."""
 
     def __init__(self, file: BinaryIO, known: dict[str, Block], progress: Progress | None) -> None:
         self._file = file
         self._known = known
         self._intact: set[str] = set()
-        """Checksums of blocks that this save has written or compared. All others may be damaged."""
+        """Checksums of blocks that this save has written, or read and compared. Other blocks may be damaged."""
         self._progress = progress
         self.written = 0
 
@@ -355,7 +361,7 @@ class _Writer:
 
 
 def _cut(value: Value) -> Iterator[Bytes | None]:
-    """The blocks of an array; ``None`` for one without live bytes."""
+    """Cut an array into blocks. A block without live bytes is ``None``."""
     array = value.data if isinstance(value, PartOfBytes) else value
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     for start in range(0, len(data), BLOCK_BYTES):
@@ -364,6 +370,6 @@ def _cut(value: Value) -> Iterator[Bytes | None]:
 
 
 def _read_block(file: BinaryIO, block: Block, length: int) -> bytes:
-    """A block with its padding, or less where the file ends."""
+    """Read a block with its padding, or fewer bytes if the file ends in it."""
     file.seek(block.offset)
     return file.read(length + -length % _PADDED_TO)

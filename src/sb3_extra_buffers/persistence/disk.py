@@ -1,4 +1,4 @@
-"""Writing files so that they survive a crash of the process or the machine."""
+"""Write files so that they survive a crash of the process or the machine."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 
 def sync(file: BinaryIO) -> None:
+    """Wait until the contents of a file are on disk."""
     file.flush()
     os.fsync(file.fileno())
 
@@ -34,11 +35,11 @@ def sync_all(folder: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file that replaces ``path`` when the block ends. If it fails, ``path`` stays as it was."""
+    """Open a new file that replaces ``path`` at the end of the block. If the block fails, ``path`` stays as it was."""
     # Always the same name, so that the next attempt replaces the file that a killed process has left behind.
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
-        unfinished.unlink(missing_ok=True)  # not opened: it may be a link, whose target must not change
+        unfinished.unlink(missing_ok=True)  # not truncated: it may be a link, whose target must not change
         with unfinished.open("x+b") as file:
             yield file
             sync(file)

@@ -1,6 +1,6 @@
-"""What a file says about a buffer: its class, its constructor arguments, and its state, a tree of values and arrays.
+"""The contents of a saved buffer: its class, constructor arguments and state, as JSON and arrays.
 
-Pickles hold the same tree, see :mod:`sb3_extra_buffers.storage.pickling`.
+Pickles contain the same state; see :mod:`sb3_extra_buffers.storage.pickling`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from sb3_extra_buffers.state import Json, Progress, State, decode, encode
 from sb3_extra_buffers.storage.pickling import split
 
 STATE = "state"
-"""The container in the folder of a buffer on disk."""
+"""The name of the container in the folder of a buffer on disk."""
 _LEAST_FOR_BAR = {"B": 64 << 20, "steps": 10_000}
+"""The amount of work, in bytes or steps, from which progress bars are shown by default."""
 _FORBIDDEN_IN_FILES = {"storage", "path", "device"}
-"""Only the caller of ``load()`` may choose these arguments. A file could make a buffer write anywhere on the disk."""
+"""Arguments that only the caller of ``load()`` may choose. Otherwise, a file could choose where a buffer writes."""
 
 REMOVED_ARGUMENTS = {"prefetch"}
 """Arguments in files and pickles of earlier versions that constructors no longer have."""
 _NUMBERS = ("buffer_size", "n_envs", "gamma", "gae_lambda", "n_steps", "alpha", "epsilon", "n_sampled_goal")
-"""Arguments whose type constructors do not check."""
+"""Arguments that must be finite numbers. Constructors do not check their types."""
 _MOST_STEPS = 1 << 20
 """The largest ``n_steps``, because the memory of a batch grows with it."""
 
@@ -54,7 +55,7 @@ def bar(what: str, size: int, show: bool | None, unit: str = "B") -> Iterator[Pr
     if show is None:
         show = size >= _LEAST_FOR_BAR[unit] and sys.stderr.isatty()
     if not show:
-        # Not a disabled bar: tqdm has a lock that all forks share, and a process that is killed keeps it.
+        # Not a disabled bar: all forked processes share tqdm's lock, and one that is killed may never release it.
         yield lambda count: None
         return
     with tqdm(total=size, desc=what, unit=unit, unit_scale=True, leave=False) as shown:
@@ -62,7 +63,7 @@ def bar(what: str, size: int, show: bool | None, unit: str = "B") -> Iterator[Pr
 
 
 def describe(buffer: Any) -> tuple[dict[str, Any], dict[str, Value]]:
-    """All of a buffer (see ``compressed/saving.py``), as JSON and arrays."""
+    """Convert a buffer (see ``compressed/saving.py``) to JSON and arrays."""
     plain, arrays = flat(buffer._state())
     meta = {
         "class": buffer._library_class().__name__,
@@ -74,12 +75,12 @@ def describe(buffer: Any) -> tuple[dict[str, Any], dict[str, Value]]:
 
 
 def flat(state: State) -> tuple[dict[str, Any], dict[str, Value]]:
-    """A tree of values and arrays as JSON and arrays by path."""
+    """Split a state into JSON and arrays, which are named by their paths. ``Json`` values become arrays of bytes."""
     return split({name: _as_bytes(part) if isinstance(part, Json) else part for name, part in state.items()})
 
 
 def read_arguments(file: Container) -> dict[str, Any]:
-    """The constructor arguments of the buffer in a file."""
+    """Read and check the constructor arguments of the buffer in a file."""
     arguments = decode(file.meta.get("arguments"))
     if not isinstance(arguments, dict):
         raise CorruptDataError(f"{file.path} is corrupt: it has no arguments for a buffer.")
@@ -96,7 +97,7 @@ def read_arguments(file: Container) -> dict[str, Any]:
 
 @contextmanager
 def as_corrupt(path: Path | str) -> Iterator[None]:
-    """Turn any error that the contents of a file cause into a :class:`CorruptDataError`."""
+    """Turn errors that the contents of a file cause into :class:`CorruptDataError`, except for this library's own."""
     try:
         yield
     except (ExtraBuffersError, OSError):

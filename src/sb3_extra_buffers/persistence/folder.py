@@ -41,6 +41,7 @@ from sb3_extra_buffers.storage.memory import FileMemory, open_own, zeros_in_file
 
 _LOCK = "lock"
 _WORTH_A_FLUSH = 16 << 20
+"""With fewer dead bytes in an arena, a flush is not worth its time."""
 
 logger = logging.getLogger("sb3_extra_buffers")
 
@@ -48,24 +49,27 @@ logger = logging.getLogger("sb3_extra_buffers")
 class BufferFolder:
     """The folder of one buffer.
 
-    SB3's ``load`` creates a buffer with the arguments of the saved model, even if the model is only evaluated. So it is
-    no error if the folder is in use, or holds a buffer of another kind. Such a buffer is *detached*: it is empty, never
-    changes the folder, and raises an error that says why as soon as it is used.
+    SB3's ``load`` creates a buffer with the arguments of the saved model, even if the model is only evaluated. So the
+    constructor raises no error if the folder is in use, or holds a buffer of another kind. Instead, the new buffer is
+    *detached*: it is empty, never changes the folder, and raises an error that says why as soon as it is used.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = Path(os.path.abspath(path))  # noqa: PTH100  # does not depend on the working directory; keeps links
+        self.path = Path(os.path.abspath(path))  # noqa: PTH100  # stays valid if the working directory changes; keeps links
         self.is_ready = False
-        """Whether the buffer has the contents of the folder. Before that, a flush would overwrite them."""
+        """Whether the contents of the folder have been loaded. Before that, a flush would overwrite them."""
         self._process = os.getpid()
         self._problem: str | None = None
+        """Why the buffer is detached; ``None`` if it is not."""
         self._closed_at: tuple[int, ...] | None = None
+        """The stamp of the folder when the buffer was closed."""
         self._new_files: list[Path] = []
+        """Files of this buffer's arenas, to be removed if it is detached."""
         self._lock = FileLock(self.path / _LOCK, timeout=0, thread_local=False)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
-                # Some versions of filelock empty the file, which may be a link.
+                # Some versions of filelock truncate the file. If it is a link, that would destroy another file.
                 open_own(self.path / _LOCK).close()
             self._lock.acquire()
         except Timeout:
@@ -84,30 +88,30 @@ class BufferFolder:
         return self.is_ready and self._lock.is_locked and self._process == os.getpid()
 
     def arena_maker(self, key: str) -> Callable[[], Arena]:
-        """A function that creates an empty arena for the store of ``key``, each in a file of its own."""
+        """A function that creates an empty arena for the store of ``key``. Each call creates a new file."""
         if self._problem is not None:
             return Arena
         return functools.partial(self._new_arena, quote(key, safe="") or "observations")
 
     def _new_arena(self, name: str) -> ExtentArena:
-        # Always a new name: ``state`` may still refer to the old ones.
+        # Always a new name: ``state`` may still refer to older files.
         path = self.path / f"{name}.{secrets.token_hex(4)}.arena"
         self._new_files.append(path)
         return ExtentArena(FileMemory(path))
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """An array in a temporary file instead of memory. Flushes copy it to ``state``."""
+        """An array of zeros in a temporary file instead of memory. Flushes copy it to ``state``."""
         return np.zeros(shape, dtype) if self._problem is not None else zeros_in_file(self.path, shape, dtype)
 
     def before_adding(self, buffer: Any) -> None:
-        """Flush if the files would otherwise grow although enough of their bytes are dead."""
+        """Flush if many bytes of a file are dead, so that they are used again before the file grows."""
         self._check_open()
         for arena in _arenas(buffer):
             if arena.held_bytes > max(_WORTH_A_FLUSH, arena.live_bytes // 8):
                 self.flush(buffer)
 
     def before_reading(self) -> None:
-        """A closed buffer can be read until another buffer has changed the folder."""
+        """Raise an error if the buffer is unusable, or closed and another buffer has changed its folder since."""
         self.check_usable()
         if self._closed_at is not None and self._closed_at != self._stamp():
             raise ConfigurationError(
@@ -137,7 +141,7 @@ class BufferFolder:
         meta, arrays = describe(buffer)
         kept = {name: array for name, array in arrays.items() if not name.endswith("/arena/bytes")}
         container.write(self.path / STATE, meta, kept)
-        # Only now does nothing on disk refer to dead bytes, or to arenas that were replaced.
+        # From here on, nothing on disk refers to dead bytes or to replaced arenas.
         for arena in arenas:
             arena.release_held()
         self._remove_all_but({arena.memory.path for arena in arenas})
@@ -161,7 +165,7 @@ class BufferFolder:
         _close_at_exit(buffer)
 
     def _restore(self, buffer: Any) -> str | None:
-        """Load the contents of the folder. If it is for another buffer, change nothing and return the reason."""
+        """Load the contents of the folder. If they do not fit this buffer, change nothing and return the reason."""
         state = self.path / STATE
         try:
             open_own(state).close()
@@ -201,7 +205,7 @@ class BufferFolder:
             raise ConfigurationError(f"The buffer in {self.path} is closed. Open it again with load().")
 
     def _stamp(self) -> tuple[int, ...]:
-        """Differs after every flush that wrote anything."""
+        """Identifies the newest flush: the result changes with every flush that writes anything."""
         try:
             found = (self.path / STATE).stat()
         except OSError:
@@ -229,7 +233,7 @@ def close_unattended(buffer: Any) -> None:
 _opened: weakref.WeakSet[Any] = weakref.WeakSet()
 """Buffers on disk, to be closed when the process ends: normally, by an exception, ``sys.exit()`` or Ctrl-C."""
 _prepared_process = 0
-"""The process that will close its buffers when it ends. A fork has to prepare itself."""
+"""The id of the process that will close its buffers when it ends. A forked process has to prepare that again."""
 
 
 def _close_at_exit(buffer: Any) -> None:
@@ -239,7 +243,7 @@ def _close_at_exit(buffer: Any) -> None:
         return
     atexit.register(_close_all)
     if multiprocessing.parent_process() is not None:
-        # Processes of multiprocessing end without atexit.
+        # Processes that multiprocessing started end without calling atexit functions.
         multiprocessing.util.Finalize(None, _close_all, exitpriority=0)
     _prepared_process = os.getpid()
 
@@ -265,6 +269,6 @@ def _differences(own: dict[str, Any], saved: dict[str, Any], signature: inspect.
         return [f"class {saved.get('class')}"]
     arguments = saved.get("arguments")
     arguments = arguments if isinstance(arguments, dict) else {}
-    # A file of a version that did not have an argument behaves like the default.
+    # An argument that did not exist in the version that wrote the file has its default value.
     defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
     return [name for name, value in own["arguments"].items() if arguments.get(name, defaults.get(name)) != value]

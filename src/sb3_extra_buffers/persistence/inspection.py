@@ -1,4 +1,4 @@
-"""What is in a saved buffer, without loading it."""
+"""Report what is in a saved buffer without loading it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sb3_extra_buffers.storage.usage import readable
 
 @dataclass(frozen=True)
 class FileReport:
-    """What is in a file. ``str()`` of it is a page of text."""
+    """What is in a file. ``str()`` formats it as a page of text."""
 
     path: Path
     class_name: str
@@ -36,9 +36,9 @@ class FileReport:
     arrays: dict[str, StoredArray]
     file_bytes: int
     stored_bytes: int
-    """The part of the file that is up to date."""
+    """Bytes of the file that are up to date. The others are left over from earlier saves."""
     raw_bytes: int
-    """The size of the same transitions in SB3's buffer."""
+    """The bytes that SB3's buffer needs for the same transitions."""
     damaged: list[str] | None
     """Arrays that do not agree with their checksums; ``None`` if checksums were not compared."""
 
@@ -117,7 +117,7 @@ def _report(path: Path, file: Container, damaged: list[str] | None) -> FileRepor
 
 
 def _mapped_bytes(store: dict[str, Any]) -> int:
-    """The bytes of a store on disk that are in its arena's file."""
+    """The number of live bytes in the arena's file of a store on disk."""
     return sum(end - start for start, end in store["frames"]["arena"]["extents"])
 
 

@@ -1,4 +1,4 @@
-"""Gymnasium's spaces as JSON."""
+"""Convert Gymnasium's spaces to JSON and back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sb3_extra_buffers.errors import SaveError
 from sb3_extra_buffers.state import DECODERS, ENCODERS, decode_dtype, encode
 
 _LARGEST_BOX = 1 << 26
-"""The most elements that an observation in an untrusted file may have."""
+"""The largest number of elements of an observation in an untrusted file."""
 
 
 def _encode_space(space: Any, where: str) -> list[Any]:
@@ -34,7 +34,7 @@ def _encode_space(space: Any, where: str) -> list[Any]:
 
 
 def _encode_bound(bound: np.ndarray[Any, Any], where: str) -> Any:
-    """A single number where all are the same."""
+    """Encode the bound of a Box, as a single number if all its elements are equal."""
     first = bound.reshape(-1)[:1]
     return encode(first if bound.size and (bound == first).all() else bound, where)
 
@@ -49,7 +49,7 @@ def _decode_space(content: Any) -> Any:
         return spaces.Box(low, high, tuple(shape), decode_dtype(dtype).type)
     if kind == "Discrete":
         n, start, dtype = details
-        # The dtype was always int64 in older versions of Gymnasium.
+        # Older versions of Gymnasium have no argument ``dtype``: it was always int64.
         integers: dict[str, Any] = {} if decode_dtype(dtype) == np.int64 else {"dtype": decode_dtype(dtype).type}
         return spaces.Discrete(n, start=start, **integers)
     if kind == "MultiDiscrete":
