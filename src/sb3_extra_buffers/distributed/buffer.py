@@ -34,7 +34,7 @@ from sb3_extra_buffers.storage.usage import MemoryUsage
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_OTHER_BATCHES = 4
+_SPARE_BATCHES = 4
 """How many batches the learner keeps memory for, besides those requested ahead."""
 
 
@@ -130,7 +130,7 @@ class ShardedReplayBuffer(ReplayBuffer):
                 transport = RayShards(ray, shard_options)
             folder = None if path is None else str(Path(path).absolute())
             plans = [
-                ShardPlan(self.part_class, self._arguments, numbers.tolist(), folder, prefetch + _OTHER_BATCHES)
+                ShardPlan(self.part_class, self._arguments, numbers.tolist(), folder, prefetch + _SPARE_BATCHES)
                 for numbers in np.array_split(np.arange(parts), min(shards, parts))
             ]
             self._template = self.part_class(**{**self._arguments, "buffer_size": n_envs}, device=device)

@@ -73,8 +73,8 @@ class Collector:
             warnings.simplefilter("ignore")  # they are about training, which a collector does not do
             self.model = plan.algorithm(env=env, **arguments)
         self.version = -1
-        self._steps = _Steps()
-        _, self._callback = self.model._setup_learn(1, self._steps)
+        self._recorder = _EpisodeRecorder()
+        _, self._callback = self.model._setup_learn(1, self._recorder)
         self._callback.on_training_start({}, {})
 
     def collect(self, request: Request, weights: Weights | None) -> npt.NDArray[np.uint8]:
@@ -91,8 +91,8 @@ class Collector:
         model._update_current_progress_remaining(request.num_timesteps, request.total_timesteps)
         if hasattr(model, "exploration_schedule"):
             model.exploration_rate = model.exploration_schedule(model._current_progress_remaining)
-        self._steps.episodes = []
-        self._steps.n_steps = 0
+        self._recorder.episodes = []
+        self._recorder.n_steps = 0
         if isinstance(self.model, OnPolicyAlgorithm):
             buffer: Any = model.rollout_buffer
             model.collect_rollouts(model.env, self._callback, buffer, plan.n_steps)
@@ -108,7 +108,7 @@ class Collector:
         segment = buffer.export_segment(
             priorities=has_priorities,
             policy_version=max(self.version, 0),
-            extra={"episodes": self._steps.episodes},
+            extra={"episodes": self._recorder.episodes},
         )
         return np.frombuffer(segment, dtype=np.uint8)
 
@@ -128,7 +128,7 @@ class Collector:
             self.model.env.close()
 
 
-class _Steps(BaseCallback):
+class _EpisodeRecorder(BaseCallback):
     """Records the ends of episodes, for the learner's statistics."""
 
     def __init__(self) -> None:
@@ -164,14 +164,14 @@ def _make_vec_env(plan: CollectorPlan) -> VecEnv:
     return DummyVecEnv([partial(monitored.pop, 0)] * plan.n_envs)
 
 
-_ACTING = ("q_net", "quantile_net", "actor")
+_ACTING_NETWORKS = ("q_net", "quantile_net", "actor")
 """Names of the networks that choose actions: in DQN, QR-DQN, and algorithms with an actor."""
 
 
 def weights_of(model: BaseAlgorithm) -> Weights:
     """The parameters that a collector needs to act."""
     state = model.policy.state_dict()
-    acting = {name: value for name, value in state.items() if name.split(".", maxsplit=1)[0] in _ACTING}
+    acting = {name: value for name, value in state.items() if name.split(".", maxsplit=1)[0] in _ACTING_NETWORKS}
     return {name: value.detach().cpu().numpy() for name, value in (acting or state).items()}
 
 

@@ -28,7 +28,7 @@ _LOG_WAIT_SECONDS = 5.0
 """Interval of warnings while the learner waits for segments."""
 _MAX_FAILURES = 5
 """After this many deaths of a collector without a segment in between, the learner gives up."""
-_FIRST_LIMIT, _LEAST_LIMIT = 8.0, 2.0
+_INITIAL_LIMIT, _MIN_LIMIT = 8.0, 2.0
 """The first and the lowest value of :attr:`Intake._limit`."""
 
 
@@ -102,7 +102,7 @@ class Intake:
         """Collectors to which a request may be sent. Each entry is a credit for one request."""
         self._requested = [0] * n
         """Open requests of each collector."""
-        self._limit = min(n * ahead, _FIRST_LIMIT)
+        self._limit = min(n * ahead, _INITIAL_LIMIT)
         """Maximum number of segments that are requested or not consumed yet. It adapts to the speed of the learner."""
         self._starts = starts
         self._failures = [0] * n
@@ -142,7 +142,7 @@ class Intake:
             # The limit rises fast and falls slowly. benchmarks.studies.many_collectors shows how this affects waiting
             # times and the age of weights.
             if len(self._segments) > 1 + self._limit / 2:
-                self._limit = max(self._limit - 0.2, _LEAST_LIMIT)
+                self._limit = max(self._limit - 0.2, _MIN_LIMIT)
         return self._segments[0][1].popleft()
 
     def _has_steps(self) -> bool:

@@ -30,9 +30,9 @@ _DEFAULTS: dict[str, Any] = {
     "in_process": False,
 }
 """The options of ``collectors``; see :func:`.distributed`."""
-_OF_LEARNER = ("policy", "env", "collectors", "ray", "_init_setup_model")
+_LEARNER_ARGUMENTS = ("policy", "env", "collectors", "ray", "_init_setup_model")
 """Arguments that are only for the learner, or that collectors get in another way."""
-_OF_BUFFER = ("optimize_memory_usage", "n_steps")
+_BUFFER_ARGUMENTS = ("optimize_memory_usage", "n_steps")
 """Arguments that collectors do not inherit, because their buffers differ from the learner's."""
 
 
@@ -54,7 +54,7 @@ class Learner(BaseAlgorithm):
         **kwargs: Any,
     ) -> None:
         bound = inspect.signature(self._algorithm.__init__).bind_partial(None, policy, env, *args, **kwargs).arguments
-        given = {name: value for name, value in list(bound.items())[1:] if name not in _OF_LEARNER}
+        given = {name: value for name, value in list(bound.items())[1:] if name not in _LEARNER_ARGUMENTS}
         self.ray = dict(ray or {})
         self.collectors = None if collectors is None else self._checked(collectors, env)
         # policy_kwargs is copied, because SB3 changes it.
@@ -135,7 +135,7 @@ class Learner(BaseAlgorithm):
             from sb3_extra_buffers.distributed.ray_transport import RayTransport
 
             transport = RayTransport(self.ray, self.collectors["actor_options"])
-        inherited = {name: value for name, value in self._collector_arguments.items() if name not in _OF_BUFFER}
+        inherited = {name: value for name, value in self._collector_arguments.items() if name not in _BUFFER_ARGUMENTS}
         plan = CollectorPlan(
             self._algorithm,
             {**inherited, **arguments},

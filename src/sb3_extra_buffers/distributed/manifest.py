@@ -126,14 +126,14 @@ def read_manifest(folder: Path) -> Manifest:
         if turn not in _TURNS:
             raise parts.error("turn", f"must be one of {_TURNS}, not {turn!r}")
         positions, full = parts.value("positions"), parts.value("full")
-        if not _are(positions, n_parts, int) or not _are(full, n_parts, bool) or min(positions) < 0:
+        if not _is_list_of(positions, n_parts, int) or not _is_list_of(full, n_parts, bool) or min(positions) < 0:
             raise parts.error("positions", f"must be {n_parts} numbers, each with whether its part is full")
         found = CompressedReplayBuffer._class_to_load(file.meta.get("class"), path)
         states = list(zip(positions, full, strict=True))
         return Manifest(found, read_arguments(file), turn, states, parts.number("max_priority"))
 
 
-def _are(values: Any, n: int, kind: type) -> bool:
+def _is_list_of(values: Any, n: int, kind: type) -> bool:
     return isinstance(values, list) and len(values) == n and all(type(value) is kind for value in values)
 
 

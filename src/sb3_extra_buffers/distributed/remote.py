@@ -146,7 +146,7 @@ class Shards(ShardCalls):
         self._queue.clear()
         handles = [self._call(shard, "states") for shard in range(len(self._plans))]
         for shard, handle in enumerate(handles):
-            states = self._try(shard, handle)
+            states = self._result_or_none(shard, handle)
             if states is not None:  # else the shard died, and _replace() has set the states
                 self._set_states(shard, states)
                 self._added[shard].clear()
@@ -207,7 +207,7 @@ class Shards(ShardCalls):
 
     def _request(self, batch_size: int, n_batches: int) -> list[Request]:
         """Draw the transitions of some batches, and request them from the shards."""
-        draw = self._by_priority if self._template.is_prioritized else self._uniformly
+        draw = self._draw_by_priority if self._template.is_prioritized else self._draw_uniformly
         calls = [
             Call(*state) for state in zip(range(len(self._plans)), self._restarts, self._totals.tolist(), strict=True)
         ]
@@ -228,7 +228,7 @@ class Shards(ShardCalls):
                 call.message = self._n_messages[call.shard]
         return requests
 
-    def _uniformly(self, n: int) -> list[tuple[Any, ...]]:
+    def _draw_uniformly(self, n: int) -> list[tuple[Any, ...]]:
         """Draw ``n`` transitions. Returns, for each shard, the arguments of :meth:`.Shard.draw`."""
         numbers, slots, envs = draw_uniformly(self.parts, n)
         bounds = np.searchsorted(numbers, self._bounds).tolist()
@@ -237,7 +237,7 @@ class Shards(ShardCalls):
             for first, (low, high) in zip(self._bounds.tolist(), pairwise(bounds), strict=False)
         ]
 
-    def _by_priority(self, n: int) -> list[tuple[Any, ...]]:
+    def _draw_by_priority(self, n: int) -> list[tuple[Any, ...]]:
         """Draw how many transitions each shard contributes. The shards draw which ones.
 
         Returns, for each shard, the arguments of :meth:`.Shard.draw`.
@@ -270,7 +270,7 @@ class Shards(ShardCalls):
         """Wait for the reply of one shard for batch number ``place`` of a call; ``None`` if there is none."""
         shard = call.shard
         if call.replies is None and call.restarts == self._restarts[shard]:
-            call.replies = self._try(shard, call.handle)
+            call.replies = self._result_or_none(shard, call.handle)
         if call.replies is None:
             return None  # the shard died
         reply = call.replies[place]

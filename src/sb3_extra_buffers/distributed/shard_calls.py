@@ -55,7 +55,7 @@ class ShardCalls(ABC):
         while len(waiting) >= _MAX_UNCONFIRMED:
             restarts, handle = waiting.popleft()
             if restarts == self._restarts[shard]:
-                self._try(shard, handle)
+                self._result_or_none(shard, handle)
 
     def _result(self, shard: int, handle: Any) -> Any:
         """Wait for the result of a call. Logs a warning every few seconds."""
@@ -69,7 +69,7 @@ class ShardCalls(ABC):
             self._failures[shard] = 0
             return result
 
-    def _try(self, shard: int, handle: Any) -> Any:
+    def _result_or_none(self, shard: int, handle: Any) -> Any:
         """The result, or ``None`` if the shard died and was replaced."""
         try:
             return self._result(shard, handle)

@@ -47,13 +47,13 @@ HEADER_BYTES = HEADER.size + 16
 """The size of the header with its checksum."""
 DTYPES = re.compile(r"[<|][biuf](1|2|4|8|16)")
 """The dtypes that arrays may have."""
-_PADDED_TO = 64
+_BLOCK_ALIGNMENT = 64
 """Blocks are padded to a multiple of this many bytes."""
-_WORTH_REWRITING = 1 << 20
+_MIN_OUTDATED_BYTES = 1 << 20
 """A file with fewer outdated bytes than this is not worth writing anew."""
 _MOST_ZEROS = 16 << 30
 """How many bytes of zeros the arrays may have. In the file, they take no space, and when read, only address space."""
-_MOST_REPETITIONS = 256
+_MAX_REPETITION = 256
 """How many times larger than the file the arrays may be, besides zeros: equal blocks are stored once."""
 
 Bytes = npt.NDArray[np.uint8]
@@ -148,7 +148,7 @@ class Container:
             claimed = sum(array.nbytes for array in self.arrays.values())
             if not isinstance(self.meta, dict):
                 raise ValueError(f"its meta is not a dict: {self.meta!r}")
-            if claimed > most_zeros + _MOST_REPETITIONS * self.end:
+            if claimed > most_zeros + _MAX_REPETITION * self.end:
                 raise ValueError(f"its arrays would have {claimed:,} bytes, but the file has only {self.end:,}")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError, MemoryError) as error:
             raise CorruptDataError(f"{self.path} is corrupt, in its manifest: {error}.") from error
@@ -270,7 +270,7 @@ def _usable(path: Path) -> Container | None:
     """The container at ``path`` to append to; ``None`` if it is missing, damaged or more than half out of date."""
     try:
         with Container.open(path) as container:
-            is_outdated = container.end > 2 * container.stored_bytes + _WORTH_REWRITING
+            is_outdated = container.end > 2 * container.stored_bytes + _MIN_OUTDATED_BYTES
             return None if is_outdated else container
     except (OSError, CorruptDataError, FileFormatError):
         return None
@@ -340,7 +340,7 @@ class _Writer:
             self._progress(BLOCK_BYTES if block is None else len(block))
         if block is None or not block.any():
             return None
-        data = block.tobytes() + bytes(-len(block) % _PADDED_TO)
+        data = block.tobytes() + bytes(-len(block) % _BLOCK_ALIGNMENT)
         digest = xxhash.xxh3_128_hexdigest(data)
         found = self._known.get(digest)
         if found is None or not self._is_intact(found, data):
@@ -372,4 +372,4 @@ def _cut(value: Value) -> Iterator[Bytes | None]:
 def _read_block(file: BinaryIO, block: Block, length: int) -> bytes:
     """Read a block with its padding, or fewer bytes if the file ends in it."""
     file.seek(block.offset)
-    return file.read(length + -length % _PADDED_TO)
+    return file.read(length + -length % _BLOCK_ALIGNMENT)

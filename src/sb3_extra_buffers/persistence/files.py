@@ -27,7 +27,7 @@ from sb3_extra_buffers.storage.pickling import split
 
 STATE = "state"
 """The name of the container in the folder of a buffer on disk."""
-_LEAST_FOR_BAR = {"B": 64 << 20, "steps": 10_000}
+_MIN_FOR_BAR = {"B": 64 << 20, "steps": 10_000}
 """The amount of work, in bytes or steps, from which progress bars are shown by default."""
 _FORBIDDEN_IN_FILES = {"storage", "path", "device"}
 """Arguments that only the caller of ``load()`` may choose. Otherwise, a file could choose where a buffer writes."""
@@ -53,7 +53,7 @@ def state_file(path: Path) -> Path:
 def bar(what: str, size: int, show: bool | None, unit: str = "B") -> Iterator[Progress]:
     """A progress bar. If ``show`` is ``None``, it is shown only for long work and in a terminal."""
     if show is None:
-        show = size >= _LEAST_FOR_BAR[unit] and sys.stderr.isatty()
+        show = size >= _MIN_FOR_BAR[unit] and sys.stderr.isatty()
     if not show:
         # Not a disabled bar: all forked processes share tqdm's lock, and one that is killed may never release it.
         yield lambda count: None

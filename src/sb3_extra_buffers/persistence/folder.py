@@ -232,20 +232,20 @@ def close_unattended(buffer: Any) -> None:
 
 _opened: weakref.WeakSet[Any] = weakref.WeakSet()
 """Buffers on disk, to be closed when the process ends: normally, by an exception, ``sys.exit()`` or Ctrl-C."""
-_prepared_process = 0
+_registered_process = 0
 """The id of the process that will close its buffers when it ends. A forked process has to prepare that again."""
 
 
 def _close_at_exit(buffer: Any) -> None:
-    global _prepared_process
+    global _registered_process
     _opened.add(buffer)
-    if _prepared_process == os.getpid():
+    if _registered_process == os.getpid():
         return
     atexit.register(_close_all)
     if multiprocessing.parent_process() is not None:
         # Processes that multiprocessing started end without calling atexit functions.
         multiprocessing.util.Finalize(None, _close_all, exitpriority=0)
-    _prepared_process = os.getpid()
+    _registered_process = os.getpid()
 
 
 def _close_all() -> None:
