@@ -1,4 +1,4 @@
-"""Which optional packages are installed. They are not imported to find out."""
+"""Find out which optional packages are installed, without importing them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def has_igzip() -> bool:
 
 
 def has_zstd() -> bool:
-    """Whether zstandard is installed, which ``zstd`` and ``zstd-dict`` need."""
+    """Whether zstandard is installed, which ``zstd``, ``delta-zstd`` and ``zstd-dict`` need."""
     return is_installed("zstandard")
 
 
@@ -31,7 +31,7 @@ def has_lz4() -> bool:
 
 
 def require(module: str, what: str, extra: str = "") -> ModuleType:
-    """Import ``module`` for the sake of ``what``, or say which extra, or else which package, to install."""
+    """Import ``module``, which ``what`` needs, or raise an error that names the extra or package to install."""
     package = module.partition(".")[0]
     try:
         return importlib.import_module(module)

@@ -1,19 +1,19 @@
 """The contract between the storage layer and a compression method.
 
-A buffer cuts every observation into *frames* of equal size (an observation that is not a stack is one frame) and
-keeps, per environment, the frames in the order in which they arrived: a *lane*. ``frames_per_record`` consecutive
-frames of one lane make a *record*, the unit that a codec turns into bytes and back.
+A buffer cuts every observation into *frames* of equal size (an observation that is not a stack is one frame). The
+frames of one environment, in order of arrival, are its *lane*. ``frames_per_record`` consecutive frames of a lane make
+a *record*, the unit that a codec encodes and decodes.
 
-Codecs work on batches of records, never on single ones, because the cost of a call from Python is larger than
-that of compressing a small frame. They see frames as plain bytes, so that every dtype survives bit for bit.
+Codecs work on batches of records, never on single ones, because a call from Python costs more than compressing a small
+frame. They see frames as plain bytes, so that every dtype survives bit for bit.
 
-Two rules let the store stay free of per-record headers:
+Two rules make headers of records unnecessary:
 
 * A record that does not become smaller is stored raw. So a record of exactly ``record_bytes`` bytes is a raw one.
   :class:`RecordCodec` does this for codecs that handle one record at a time.
-* A record may need more than its own bytes: a key frame or a dictionary, which is called its *reference*. References
-  are counted. The store keeps the number of a record's reference, and passes it to :meth:`Codec.release` when the
-  record is gone.
+* A record may need more than its own bytes: a frame or a dictionary, which is called its *reference*. References are
+  reference-counted by the codec. The store keeps the number of a record's reference in its index, and passes it to
+  :meth:`Codec.release` when it discards the record.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ _NO_DICTIONARIES: Indices = np.zeros(1, dtype=np.int64)
 
 @dataclass(frozen=True)
 class FrameSpec:
-    """What one frame is: ``size`` elements of type ``dtype``."""
+    """The format of a frame: ``size`` elements of type ``dtype``."""
 
     size: int
     dtype: np.dtype[Any]
     channels: int = 1
-    """Values that make up one pixel."""
+    """Number of values per pixel."""
     channels_last: bool = False
-    """Whether the values of a pixel lie side by side."""
+    """Whether the values of a pixel are next to each other; otherwise, each channel is a plane."""
     row_bytes: int = 0
-    """From a row of an image to the next one; 0 if it is not known."""
+    """Bytes from one row of an image to the next; 0 if unknown."""
 
     @property
     def nbytes(self) -> int:
@@ -60,7 +60,7 @@ class FrameSpec:
 
 
 class Encoded(NamedTuple):
-    """Records as bytes: ``data`` holds them back to back, record ``i`` being ``lengths[i]`` bytes long."""
+    """Encoded records, back to back in ``data``. Record ``i`` has ``lengths[i]`` bytes and needs ``references[i]``."""
 
     data: Bytes
     lengths: Indices
@@ -68,7 +68,7 @@ class Encoded(NamedTuple):
 
 
 class Codec(ABC):
-    """One compression method, configured for frames of one kind.
+    """One compression method, configured for frames of one format.
 
     Subclasses take ``(frame, *, option=default, ...)``. The registry creates them, and checks the options.
     """
@@ -79,7 +79,7 @@ class Codec(ABC):
     """Compression levels that the method accepts; empty where it has none."""
 
     record_format: ClassVar[RecordFormat | None] = None
-    """A format for which :mod:`sb3_extra_buffers.storage.gathering` has a compiled kernel; otherwise ``None``."""
+    """The format of records that :mod:`sb3_extra_buffers.storage.compiled_gathering` can read; otherwise ``None``."""
 
     frames_per_record: int = 1
     default_frames_per_record: ClassVar[int | None] = None
@@ -88,26 +88,26 @@ class Codec(ABC):
     """The compression level; ``None`` if the method has none."""
 
     encodes_together: ClassVar[bool] = True
-    """Whether several records in one call of :meth:`encode` take much less time than one by one."""
+    """Whether encoding several records in one call takes much less time than one call per record."""
 
     distances: Indices = np.zeros(0, dtype=np.int64)
-    """With the format ``"delta"``: the sources of matches; see :mod:`.delta`."""
+    """With the format ``"delta"``: how many bytes before its target each source of matches lies; see :mod:`.delta`."""
 
     predictors: Indices = np.zeros((0, 4), dtype=np.int64)
-    """With the format ``"bitpack"``: what blocks are predicted by; see :func:`.default_predictors`."""
+    """With the format ``"bitpack"``: the predictors of blocks; see :func:`.default_predictors`."""
 
     planes: int = 0
-    """With the format ``"pixel-lz"``: 3 for RGB images, whose planes are decoded together, otherwise 1."""
+    """With the format ``"pixel-lz"``: 3 for RGB images, whose three planes are decoded together, otherwise 1."""
 
     def __init__(self, frame: FrameSpec) -> None:
         self.frame = frame
 
     def free_encoder(self) -> None:  # noqa: B027  # most have nothing to free
-        """Free what only :meth:`encode` needs, because few records will follow or none."""
+        """Free memory that only :meth:`encode` needs: few or no records will be encoded from now on."""
 
     @property
     def record_bytes(self) -> int:
-        """Size of a raw record."""
+        """Size of a raw record in bytes."""
         return self.frames_per_record * self.frame.nbytes
 
     @property
@@ -129,17 +129,17 @@ class Codec(ABC):
 
     @property
     def reference_bytes(self) -> int:
-        """Memory held by references now."""
+        """Bytes of memory that references take now."""
         return 0
 
     @property
     def reference_frames(self) -> Words:
-        """With the formats ``"delta"`` and ``"delta-words"``: the reference frames by number, ``(n, words)``."""
+        """The reference frames, one per row, by reference number; empty for codecs that have none."""
         return _NO_FRAMES
 
     @property
     def dictionary_addresses(self) -> Indices:
-        """With the format ``"zstd"``: libzstd's dictionaries by reference number; see :mod:`.libzstd`."""
+        """The addresses of libzstd's dictionaries by reference number, 0 for none; see :mod:`.libzstd`."""
         return _NO_DICTIONARIES
 
     @abstractmethod
@@ -148,68 +148,68 @@ class Codec(ABC):
 
     @abstractmethod
     def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
-        """Rebuild records into the rows of ``out``, an ``(n, record_bytes)`` array.
+        """Decode records into the rows of ``out``, an ``(n, record_bytes)`` array.
 
-        Record ``i`` lies at ``data[starts[i] : starts[i] + lengths[i]]``. Bytes that were not written by
-        :meth:`encode` raise :class:`~sb3_extra_buffers.errors.CorruptDataError`. It runs in several threads at once.
+        Record ``i`` lies at ``data[starts[i] : starts[i] + lengths[i]]``. Bytes that do not form a record raise
+        :class:`~sb3_extra_buffers.errors.CorruptDataError`. Several threads may call this method at the same time.
         """
 
     def release(self, references: Indices) -> None:  # noqa: B027  # most codecs have no references
-        """Decrease the reference counts; called when records leave the store."""
+        """Decrease the counts of these references, because their records leave the store."""
 
     def count_uses(self, references: Indices) -> bool:
-        """Recount references, given those of all records; false if one of them does not exist.
+        """Set all reference counts, given the references of all records; false if one of them does not exist.
 
-        For records from a file, and after an exception between encoding records and storing them.
+        The store calls this after loading records, and after an exception between encoding records and storing them.
         """
         return not references.any()
 
     def check(self, references: Indices) -> None:
         """Raise :class:`~sb3_extra_buffers.errors.CorruptDataError` unless the reference counts are right.
 
-        :param references: Those of all records.
+        :param references: The references of all records.
         """
         if references.any():
             raise CorruptDataError(f"A record of the method {self.label!r}, which has no references, names one.")
 
     has_portable_records: bool = True
-    """Whether a codec that was made with the same arguments reads the records, given their references."""
+    """Whether any codec that was made with the same arguments can read the records, given their references."""
 
     def shared_state(self) -> State:
-        """What all records depend on, beside their references, for :meth:`accepts`."""
+        """Return what all records depend on, apart from their references, for :meth:`accepts` of another codec."""
         return {}
 
     def accepts(self, state: SavedState) -> bool:
-        """Whether this codec can hold records of another one, given its :meth:`shared_state`.
+        """Whether this codec can decode the records of another one, given its :meth:`shared_state`.
 
-        If so, it can decode them from now on.
+        If so, it prepares itself, and can decode them from now on.
         """
         return True
 
     def reference_content(self, reference: int) -> Bytes:
-        """A reference as bytes, for :meth:`import_reference`."""
+        """Return a reference as bytes, for :meth:`import_reference` of another codec."""
         raise CorruptDataError(f"Records of the method {self.label!r} have no references.")
 
     def import_reference(self, content: Bytes) -> int:
-        """A number for a reference of another codec. Its reference count is 1."""
+        """Add a reference of another codec, and return its number here. Its reference count is 1."""
         raise CorruptDataError(f"Records of the method {self.label!r} have no references.")
 
     def incref(self, references: Indices) -> None:  # noqa: B027  # most codecs have no references
-        """Increase the reference counts: these are the references of records that enter the store."""
+        """Increase the counts of these references, because their records enter the store."""
 
     def state(self) -> State:
-        """What the codec has learnt from frames."""
+        """Return what the codec has learnt from frames, for :meth:`restore`."""
         return {}
 
     def restored(self, state: SavedState) -> Codec:
-        """The codec that :meth:`state` was called of: this one, or one for records of an earlier version."""
+        """Restore ``state``, and return the codec to use: this one, or one for records of an earlier version."""
         self.restore(state)
         return self
 
     def restore(self, state: SavedState) -> None:  # noqa: B027  # most codecs learn nothing
-        """Read what :meth:`state` returned, in a codec that was made with the same arguments.
+        """Take over what :meth:`state` of a codec with the same arguments returned.
 
-        Reference counts are not part of it: :meth:`count_uses` follows.
+        Reference counts are not part of the state: the store calls :meth:`count_uses` afterwards.
         """
 
 
@@ -221,10 +221,10 @@ def checked_frames_per_record(given: int, most: int = 1024) -> int:
 
 
 class RecordCodec(Codec):
-    """A codec that encodes and decodes one record at a time, in most cases by a compression library."""
+    """A codec that encodes and decodes one record at a time, in most cases with a compression library."""
 
     errors: tuple[type[Exception], ...] = ()
-    """The exceptions that :meth:`_decode_record` raises for corrupt bytes, beside ``ValueError``."""
+    """The exceptions that :meth:`_decode_record` raises for corrupt bytes, in addition to ``ValueError``."""
 
     def __init__(self, frame: FrameSpec, compresslevel: int | None = None) -> None:
         super().__init__(frame)
@@ -245,7 +245,7 @@ class RecordCodec(Codec):
     def _decode_with(
         self, decode_record: Callable[[memoryview], Any], data: Bytes, starts: Indices, lengths: Indices, out: Bytes
     ) -> None:
-        # Memoryviews instead of arrays save more than a microsecond per record, a fifth of the time for zstd.
+        # Slicing memoryviews instead of arrays saves more than a microsecond per record, a fifth of the time for zstd.
         source = data.data
         errors: tuple[type[Exception], ...] = (ValueError, *self.errors)
         try:
@@ -253,15 +253,15 @@ class RecordCodec(Codec):
                 payload = source[start : start + length]
                 if len(payload) != length:
                     raise ValueError("it lies outside the store")
-                # A result of the wrong length does not fit into its row, which is a ValueError.
+                # If the result has the wrong length, assigning it to its row raises a ValueError.
                 row.data[:] = payload if length == self.record_bytes else decode_record(payload)
         except errors as error:
             raise CorruptDataError(f"The {self.name} record at byte {start} does not decode: {error}.") from error
 
     @abstractmethod
     def _encode_record(self, record: Bytes) -> bytes:
-        """One record as bytes, of any length."""
+        """Compress one record. The result may be longer than the record."""
 
     @abstractmethod
     def _decode_record(self, payload: memoryview) -> bytes | memoryview:
-        """The ``record_bytes`` bytes that ``payload`` was made from."""
+        """Decompress one record to ``record_bytes`` bytes."""

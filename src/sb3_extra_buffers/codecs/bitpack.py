@@ -1,17 +1,18 @@
-"""``bitpack``: every byte as its difference to a prediction, in as few bits as the differences of a block need.
+"""``bitpack``: every byte as its difference from a prediction, in as few bits as the differences of a block need.
 
-Made for images full of texture or noise, such as those of cameras, in which ``delta`` finds little to copy. They become
+Made for images full of texture or noise, such as camera images, in which ``delta`` finds little to copy. They become
 two to four times smaller, and are sampled about as fast as from SB3's buffer.
 
-A frame is cut into blocks of 32 bytes. Each block is predicted by one of 16 *predictors*: by nothing (zeros), by the
-bytes some distance before it (in a row above or, where images are stored as planes, in that of another colour), or by
-two such places minus a third. The smallest difference is the block's *offset*. By how much each of the 32 differences
-is larger takes ``width`` bits, 0 to 8. All of this is arithmetic modulo 256. No frame needs another one.
+A frame is cut into blocks of 32 bytes. One of 16 *predictors* predicts each block: as zeros; as the bytes at some
+distance before the block (in a row above or, if the image is stored as planes, in the plane of another colour); or as
+the sum of the bytes at two distances, minus those at a third. The smallest of the 32 differences between the block and
+its prediction is the block's *offset*. It is subtracted from all of them, and each result takes ``width`` bits, 0 to 8.
+All arithmetic is modulo 256. No frame depends on another one.
 
-All numbers are little-endian. How frames make a record is in :mod:`.packed_frames`. A frame is
+All numbers are little-endian. :mod:`.packed_frames` defines how frames form a record. A frame consists of
 
 * for each block a ``uint16``: predictor (bits 0 to 3), width (4 to 7) and offset (8 to 15);
-* for each block its differences, ``4 * width`` bytes: four integers of ``8 * width`` bits, each of which has eight
+* for each block its differences, ``4 * width`` bytes: four integers of ``8 * width`` bits, each of which packs eight
   differences, the first one in the lowest bits;
 * the bytes after the last whole block, as they are.
 """
@@ -30,7 +31,7 @@ N_PREDICTORS = 16
 
 
 class BitpackCodec(PackedFramesCodec):
-    """Differences to a prediction, packed into few bits."""
+    """Differences from a prediction, packed into few bits."""
 
     name = "bitpack"
     record_format = "bitpack"
@@ -71,15 +72,16 @@ class BitpackCodec(PackedFramesCodec):
 
 
 def default_predictors(frame: FrameSpec) -> Indices:
-    """For each predictor how far back it reaches, and the distances of its three places; 0 stands for none.
+    """Return four numbers per predictor: the largest of its three distances, then the distances, where 0 means none.
 
-    They are the rows above, from the first that is a block away, the same place in the plane of another colour, and how
-    that differs from the row above it.
+    The first predictor predicts zeros. If the image has planes, the next two use the plane before: the byte at the same
+    place in it, and the row above plus the change from that row in the plane before. The others are the rows above,
+    beginning with the nearest one that is at least a block away.
     """
     row = frame.row_bytes or BLOCK_BYTES
     plane = frame.nbytes // frame.channels if frame.channels > 1 and not frame.channels_last else 0
     places = [(plane, 0, 0), (row, plane, row + plane)] if plane else []
-    rows = range(-(-BLOCK_BYTES // row) * row, BLOCK_BYTES + N_PREDICTORS * row, row)  # none within the block itself
+    rows = range(-(-BLOCK_BYTES // row) * row, BLOCK_BYTES + N_PREDICTORS * row, row)  # nearer ones overlap the block
     places += [(distance, 0, 0) for distance in rows[:8]]
     usable = [place for place in places if all(distance == 0 or distance >= BLOCK_BYTES for distance in place)]
     predictors = np.zeros((N_PREDICTORS, 4), dtype=np.int64)
@@ -98,7 +100,7 @@ def _predictors_in(state: SavedState) -> Indices:
 
 
 def pack_numpy(frame: Bytes, predictors: Indices) -> bytes:
-    """A frame in the same bytes as those of the compiled form."""
+    """Encode a frame to the same bytes as the compiled form does."""
     n_blocks = len(frame) // BLOCK_BYTES
     blocks = frame[: n_blocks * BLOCK_BYTES]
     starts = np.arange(n_blocks) * BLOCK_BYTES
@@ -109,7 +111,7 @@ def pack_numpy(frame: Bytes, predictors: Indices) -> bytes:
             continue
         first, second, third = (_moved(blocks, distance) for distance in distances)
         differences = (blocks - first - second + third).reshape(-1, BLOCK_BYTES)
-        # Differences to a prediction are around zero, so they are compared as signed numbers.
+        # Differences from a prediction are near zero, so they are compared as signed numbers.
         bias = np.uint8(128 if number else 0)
         lowest = (differences ^ bias).min(axis=1) ^ bias
         differences -= lowest[:, None]
@@ -123,7 +125,7 @@ def pack_numpy(frame: Bytes, predictors: Indices) -> bytes:
 
 
 def _moved(blocks: Bytes, distance: int) -> Bytes:
-    """For each byte the one at some distance before it; zeros where there is none, and for the distance 0."""
+    """Return for each byte the one at a distance before it; zeros where there is none, and for the distance 0."""
     moved = np.zeros_like(blocks)
     if distance:
         moved[distance:] = blocks[:-distance]
@@ -131,7 +133,7 @@ def _moved(blocks: Bytes, distance: int) -> Bytes:
 
 
 def unpack_numpy(body: Bytes, size: int, predictors: Indices) -> Bytes:
-    """The frame of ``size`` bytes that ``body`` was made from. Defines the format."""
+    """Decode a frame of ``size`` bytes. This function defines the format."""
     n_blocks = size // BLOCK_BYTES
     headers = body[: 2 * n_blocks].tobytes()
     if len(headers) < 2 * n_blocks:

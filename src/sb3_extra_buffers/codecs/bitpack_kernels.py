@@ -1,7 +1,7 @@
 """Compiled form of :mod:`.bitpack`. Import through :func:`sb3_extra_buffers.compiled.load_kernels` only.
 
-A block is one vector. What differs from block to block is data, not code: a decoder without branches never has to guess
-which way to go. All places are addresses.
+A block is one vector. The decoder runs the same instructions for every block: predictor, width and offset are numbers
+that it loads, not branches that it takes, so there is nothing to mispredict. All places in memory are addresses.
 """
 
 from __future__ import annotations
@@ -39,15 +39,17 @@ def _number(value: int) -> Any:
 
 
 def _differences(builder: Any, source: Any, places: Any) -> Any:
-    """A block minus its prediction."""
+    """For intrinsics: a block minus its prediction."""
     block, first, second, third = (emit_load(builder, place, _BYTES) for place in (source, *places))
     return builder.add(builder.sub(builder.sub(block, first), second), third)
 
 
 def _fields_of(width: int) -> Iterator[tuple[int, int, int]]:
-    """How one integer of eight fields becomes eight bytes: in three steps, the upper half of the fields moves up.
+    """How an integer of eight fields, ``width`` bits each, becomes eight bytes: in three steps.
 
-    For each step: how far, and masks of the lower and of the upper half, when they are where they belong.
+    The first step moves the upper four fields up to bit 32. The next ones do the same in both halves and in all four
+    quarters of the integer. Each step is yielded as the distance to move, and the masks of what stays and of what has
+    moved.
     """
     for bits in (32, 16, 8):
         used = width * bits // 8
@@ -59,7 +61,7 @@ _FIELDS = [number for width in range(9) for step in _fields_of(width) for number
 
 
 def _fields(builder: Any, width: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """:func:`_fields_of` a width that is known when the kernel runs."""
+    """For intrinsics: :func:`_fields_of` a width that is not known before the kernel runs."""
     numbers = ir.ArrayType(INTEGER, len(_FIELDS))
     table = cgutils.global_constant(builder.module, "bitpack.fields", ir.Constant(numbers, _FIELDS))  # type: ignore[no-untyped-call]
     first = builder.mul(width, _number(9))
@@ -123,20 +125,25 @@ def _extremes(typing_context: Any, source: Any, bias: Any, first: Any, second: A
 
 
 unpack_block: Any = intrinsic(_unpack_block)
-"""``unpack(target, packed, width, offset, *places)``: write a block. Its prediction is made of the places. It reads
-up to 8 bytes after the differences."""
+"""``unpack_block(target, packed, width, offset, first, second, third)``: decode a block to ``target``.
+
+It is predicted as the bytes at ``first``, plus those at ``second``, minus those at ``third``. Up to 8 bytes after the
+packed differences are read.
+"""
 pack_block: Any = intrinsic(_pack_block)
-"""``pack(packed, source, width, offset, *places)``: write the differences of a block, and up to 8 bytes after them."""
+"""``pack_block(packed, source, width, offset, first, second, third)``: write the differences of a block, and up to 8
+bytes after them."""
 extremes: Any = intrinsic(_extremes)
-"""``extremes(source, bias, *places)``: the smallest and largest difference of a block, all of them XOR ``bias``."""
+"""``extremes(source, bias, first, second, third)``: the smallest and the largest difference of a block, all of them XOR
+``bias``."""
 
 
 @njit(nogil=True, cache=True)
 def _places(block: int, entry: int, zeros: int) -> tuple[int, int, int]:
-    """The places that a predictor predicts a block by.
+    """The three addresses from which a predictor predicts a block.
 
     :param entry: The address of the predictor in the codec's table.
-    :param zeros: That of the table: its first entry, no prediction, is a block of zeros.
+    :param zeros: The address of the table. Its first entry is all zeros, so it serves as a block of zeros.
     """
     first, second, third = load_int(entry + 8), load_int(entry + 16), load_int(entry + 24)
     return block - first if first else zeros, block - second if second else zeros, block - third if third else zeros
@@ -144,7 +151,7 @@ def _places(block: int, entry: int, zeros: int) -> tuple[int, int, int]:
 
 @njit(nogil=True, cache=True)
 def unpack_frame(target: int, size: int, at: int, end: int, predictors: int) -> bool:
-    """Decode the frame from ``at`` to ``end``; false if it is corrupt."""
+    """Decode the bytes from ``at`` to ``end`` to the frame at ``target``; false if they are corrupt."""
     n_blocks = size // BLOCK_BYTES
     header, position = at, np.int64(0)
     at += 2 * n_blocks
@@ -167,7 +174,7 @@ def unpack_frame(target: int, size: int, at: int, end: int, predictors: int) -> 
 
 @njit(nogil=True, cache=True)
 def pack_frame(frame: int, size: int, out: int, predictors: int) -> int:
-    """Encode a frame, and return its size."""
+    """Encode a frame to ``out``, and return the number of bytes written."""
     n_blocks = size // BLOCK_BYTES
     at, position = out + 2 * n_blocks, np.int64(0)
     for number in range(n_blocks):
@@ -178,7 +185,7 @@ def pack_frame(frame: int, size: int, out: int, predictors: int) -> int:
             reach = load_int(entry)
             if reach > position or (reach == 0 and i > 0):
                 continue
-            # Differences to a prediction are around zero, so they are compared as signed numbers.
+            # Differences from a prediction are near zero, so they are compared as signed numbers.
             bias = 128 if i else 0
             first, second, third = _places(block, entry, predictors)
             lowest, highest = extremes(block, bias, first, second, third)

@@ -1,6 +1,6 @@
 """What both record formats of ``delta`` share: a record is a chain of frames that begins at a reference frame.
 
-Every lane has a current reference frame. Records keep the one that they were made with, and reference frames are
+Every lane has a current reference frame. A record keeps the one that it was encoded with: reference frames are
 reference-counted.
 """
 
@@ -20,19 +20,19 @@ from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.state import SavedState, State
 
 PREVIOUS, REFERENCE, ZERO, WHOLE = range(4)
-"""What a frame of a chain is made from: the frame before, the reference frame, zeros, or nothing."""
+"""The base of a frame in a chain: the previous frame, the reference frame, zeros, or none (it is stored whole)."""
 
 
 class ChainCodec(Codec):
     """Chains of ``frames_per_record`` frames, and the reference frames that they begin at.
 
-    :param padding: Bytes after each reference frame, so that kernels may read it in vectors.
+    :param padding: Bytes after each reference frame, so that kernels may read whole vectors.
     """
 
     _memory: AnonymousMemory | None = None
-    """Where the reference frames are, if there have been more than at first."""
+    """The memory of the reference frames, once one has been added to those of the constructor or a file."""
     _worth_a_reference = 1
-    """A reference frame is renewed when a newer one would have saved so many times its size."""
+    """A reference frame is renewed when a newer one would have saved this many times its size."""
 
     def __init__(self, frame: FrameSpec, frames_per_record: int, padding: int = 0) -> None:
         super().__init__(frame)
@@ -40,7 +40,7 @@ class ChainCodec(Codec):
         self._n_words = -(-(frame.nbytes + padding) // 4)
         self._uses = UseCounts()
         self._frames: Words = np.zeros((1, self._n_words), dtype=np.uint32)
-        # Of each lane: the number of its reference frame, and how many bytes a newer one would have saved so far.
+        # Per lane: the number of its reference frame, and how many bytes a newer one would have saved so far.
         self._current = np.zeros(0, dtype=np.int64)
         self._regret = np.zeros(0, dtype=np.int64)
 
@@ -73,22 +73,22 @@ class ChainCodec(Codec):
                 row.reshape(shape)[:] = self._decode_by_numpy(payload, self._frames[reference])
 
     _decode_kernels: str
-    """The module with the kernel ``decode``."""
+    """The name of the module with the kernel ``decode``."""
 
     @property
     def _kernel_arguments(self) -> tuple[Any, ...]:
-        """Further arguments of that kernel."""
+        """Additional arguments of the kernel ``decode``."""
         return ()
 
     @abstractmethod
     def _decode_by_numpy(self, record: Bytes, reference: Words) -> Bytes:
-        """The frames of one record, which is relative to ``reference``."""
+        """Decode one record, which was encoded with ``reference``, to its frames."""
 
     def release(self, references: Indices) -> None:
         self._forget(self._uses.decref(references))
 
     def _forget(self, references: Indices) -> None:
-        """These reference frames are not used any more."""
+        """Called when no record and no lane uses these reference frames any more."""
 
     def count_uses(self, references: Indices) -> bool:
         used = np.concatenate([references, self._current])
@@ -119,12 +119,12 @@ class ChainCodec(Codec):
             self._current, self._regret = np.pad(self._current, (0, missing)), np.pad(self._regret, (0, missing))
 
     def _choose_references(self, first_frames: Bytes, lanes: Indices) -> Indices:
-        """Return the reference of each record, given its first frame and its lane, and count them.
+        """Return the reference of each record, given its first frame and its lane, and increase its count.
 
         Where a newer reference would have saved enough, the first frame becomes the lane's reference.
         """
         for row in np.flatnonzero(self._regret[lanes] > self._worth_a_reference * self.frame.nbytes).tolist():
-            # Frames of zeros fill up stacks after a reset. They are no reason for another reference.
+            # Frames of zeros pad stacks after a reset. They would be poor references.
             if first_frames[row].any():
                 self._renew_reference(int(lanes[row]), first_frames[row])
         references = self._current[lanes]
@@ -150,7 +150,7 @@ class ChainCodec(Codec):
         self._regret[lane] = 0
 
     def _new_reference(self, frame: Bytes) -> int:
-        """A new reference frame, whose count is 1."""
+        """Add a reference frame, and return its number. Its reference count is 1."""
         number = self._uses.new()
         if number >= len(self._frames):
             self._make_room()
@@ -158,17 +158,20 @@ class ChainCodec(Codec):
         return number
 
     def _make_room(self) -> None:
-        """For more reference frames. The allocator would leave a hole where they were, which the system does not."""
+        """Make room for more reference frames.
+
+        The memory comes from the operating system: frames that move to a larger place would leave a hole in the heap.
+        """
         memory, n_frames = self._memory, len(self._frames)
         size = (n_frames + 4 + n_frames // 16) * 4 * self._n_words
         with uninterrupted():
             if memory is not None and self._frames.ctypes.data == memory.data.ctypes.data:
-                self._frames = np.zeros((0, self._n_words), dtype=np.uint32)  # else there would be a reference to them
+                self._frames = np.zeros((0, self._n_words), dtype=np.uint32)  # arrays of the memory would force a copy
                 try:
                     memory.resize(size)
                 finally:
                     self._frames = memory.data.view(np.uint32).reshape(-1, self._n_words)
-            else:  # the first ones, or they were loaded
+            else:  # those of the constructor or of a file
                 memory = AnonymousMemory(size)
                 frames = memory.data.view(np.uint32).reshape(-1, self._n_words)
                 frames[:n_frames] = self._frames

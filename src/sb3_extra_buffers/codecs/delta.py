@@ -1,23 +1,24 @@
 """``delta``: the steps that turn each frame into the next one.
 
-A record is a chain of frames. Each is made from the frame before it, the first one from the lane's *reference frame*,
-by steps that go through the frame from its first to its last byte. A step leaves some bytes as they are, or copies some
-from a place nearby, and then writes *literals*: bytes that follow in the record. All numbers are little-endian.
+A record is a chain of frames. Each frame is made from the previous one, and the first from the lane's *reference
+frame*, by *steps* that go through it from its first byte to its last. A step skips some bytes, which stay the same, or
+copies some from a place nearby. Then it writes *literals*: new bytes, which the record contains. All numbers are
+little-endian.
 
-A record begins with a header for each frame, ``uint16``, or ``uint32`` for frames of 16 KiB and more. Its two lowest
-bits say what the steps change: 0 the previous frame (before the first: the reference frame), 1 the reference frame, 2 a
-frame of zeros (which fill stacks after a reset), 3 nothing: the whole frame follows instead of steps. The others are
-the number of bytes that the frame takes. After the headers comes one frame after the other: all its literals, then its
-steps, the last one first. So a decoder reads literals from the front and steps from the back until the two meet. A step
-is a ``uint16``:
+A record begins with a header for each frame: a ``uint16``, or a ``uint32`` for frames of 16 KiB and more. The two
+lowest bits of a header name the *base*, which is the frame that the steps change: 0 the previous frame (for the first
+frame: the reference frame), 1 the reference frame, 2 a frame of zeros (these pad stacks after a reset), 3 none: the
+whole frame is stored instead of steps. The other bits are the number of bytes that the frame takes. After the headers
+come the frames, one after the other: all literals, then all steps, the last one first. So a decoder reads literals from
+the front and steps from the back until the two meet. A step is a ``uint16``:
 
 * Bit 0 is 0, *skip*: the next 0 to 511 bytes stay the same (bits 1 to 9), 0 to 63 literals follow (bits 10 to 15).
 * Bit 0 is 1, *match*: the next bytes are copied from one of 32 sources (bits 1 to 5), and 0 to 31 literals follow (bits
-  11 to 15). Source 0 is the same place in the reference frame. The others are places earlier in this frame, by the
-  codec's ``distances``. The number of copied bytes is 3 plus bits 6 to 10. If these are 31, it is larger by a
-  byte that lies before the literals of this step.
+  11 to 15). Source 0 is the same place in the reference frame. The others are earlier places in this frame; the
+  codec's ``distances`` say how many bytes earlier. The number of copied bytes is 3 plus bits 6 to 10. If these bits
+  are 31, the value of a byte before the literals of this step is added.
 
-What no step reaches stays the same.
+Bytes after the last step stay the same.
 
 The reference frame of a lane is renewed when the bytes that a newer one would have saved add up to its size.
 """
@@ -36,19 +37,24 @@ from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
 
 N_SOURCES = 32
+"""Places from which a match can be copied: the reference frame, and 31 distances in the same frame."""
 N_FOUND = N_SOURCES + 5
+"""Numbers in the statistics of the encoder: one for each source, and five more."""
 LONGEST_SKIP, SKIP_LITERALS = 511, 63
+"""The most bytes that a step skips, and the most literals after a skip."""
 MATCH_BYTES, LONG_MATCH, MATCH_LITERALS = 3, 31, 31
+"""What is added to the length in a match, the length that announces one more byte, the most literals after a match."""
 LONGEST_MATCH = MATCH_BYTES + LONG_MATCH + 255
 
 _SHORTEST_SKIP = 3
+"""The fewest bytes between two changes that the NumPy encoder skips."""
 _PADDING = 64
-"""Bytes after each reference frame, so that kernels may read it in vectors."""
+"""Bytes after each reference frame, so that kernels may read whole vectors."""
 _ENCODE_KERNELS = "sb3_extra_buffers.codecs.delta_encode_kernels"
 
 
 class DeltaCodec(ChainCodec):
-    """Steps from frame to frame, in chains of ``frames_per_record`` frames (8 unless told otherwise)."""
+    """Steps from frame to frame, in chains of ``frames_per_record`` frames (8 by default)."""
 
     name = "delta"
     record_format: ClassVar[RecordFormat | None] = "delta"
@@ -60,9 +66,9 @@ class DeltaCodec(ChainCodec):
         super().__init__(frame, default if frames_per_record is None else frames_per_record, _PADDING)
         self._given = {} if frames_per_record is None else {"frames_per_record": frames_per_record}
         self.distances = default_distances(frame)
-        # What the encoder has found out, to search less: the bytes that matches of each source have saved lately, the
-        # number of records; and twice the bytes that frames have taken and in how many bytes they differed from what
-        # they were made from: once for the reference, once for the frame before.
+        # Statistics of recent records, with which the encoder searches less: the bytes saved by matches of each source;
+        # the number of records; for frames based on the reference, the bytes that they took and the number of bytes in
+        # which they differed from it; and the same two numbers for frames based on the previous frame.
         self._found = np.zeros(N_FOUND, dtype=np.int64)
 
     @property
@@ -76,7 +82,7 @@ class DeltaCodec(ChainCodec):
         if kernels is None:
             data, lengths, excess = encode_numpy(records, self._frames[references], self.frames_per_record)
         else:
-            if self.frame.nbytes < _PADDING:  # vectors reach beyond several frames, not only beyond the last one
+            if self.frame.nbytes < _PADDING:  # a vector reaches beyond the end even from frames before the last one
                 records = np.append(records, np.zeros(_PADDING, dtype=np.uint8))[: records.size].reshape(records.shape)
             room = 2 * self.frame.nbytes + 4 * self.frames_per_record + 4 * _PADDING
             out = np.empty(records.size + room, dtype=np.uint8)
@@ -119,19 +125,19 @@ class DeltaCodec(ChainCodec):
             raise state.error("distances", f"are {self.distances.tolist()}")
 
     def __setstate__(self, attributes: dict[str, Any]) -> None:
-        """Pickles of 1.0.0.dev0 name this class, and have records of words."""
+        """Accept pickles of 1.0.0.dev0, which name this class, but whose records are those of ``DeltaWordsCodec``."""
         vars(self).update(attributes)
         if "distances" not in attributes:
             self.__class__ = DeltaWordsCodec  # type: ignore[assignment]
 
 
 def header_bytes(frame_bytes: int) -> int:
-    """The size of a frame's header."""
+    """The size of a frame's header in bytes."""
     return 2 if frame_bytes < 1 << 14 else 4
 
 
 def default_distances(frame: FrameSpec) -> Indices:
-    """How far before a place the sources of matches lie: in the same row of an image, and in the rows above."""
+    """Return how many bytes before its target each source lies: in the same row of an image, or in a row above."""
     pixel = frame.dtype.itemsize * (frame.channels if frame.channels_last else 1)
     row = frame.row_bytes
     distances = [pixel * i for i in range(1, 9)]
@@ -144,9 +150,10 @@ def default_distances(frame: FrameSpec) -> Indices:
 
 
 def encode_numpy(records: Bytes, bases: Words, group: int) -> tuple[Bytes, Indices, Indices]:
-    """Runs without numba. Searches no matches, so records are larger than those of the compiled form.
+    """Encode without numba. It searches no matches, so records are larger than those of the compiled form.
 
-    Returns the records' bytes, their lengths, and how many bytes more the first frame of each took than the others.
+    Returns the bytes of all records, their lengths, and for each record how many bytes more its first frame took than
+    the mean of the others.
     """
     encoded, excess = [], []
     size = records.shape[1] // group
@@ -173,7 +180,7 @@ def encode_numpy(records: Bytes, bases: Words, group: int) -> tuple[Bytes, Indic
 
 
 def _steps(frame: Bytes, base: Bytes) -> bytes:
-    """The skips and literals that turn ``base`` into ``frame``."""
+    """Encode the skips and literals that turn ``base`` into ``frame``."""
     changed = np.flatnonzero(frame != base)
     if len(changed) == 0:
         return b""
@@ -196,7 +203,7 @@ def _steps(frame: Bytes, base: Bytes) -> bytes:
 
 
 def decode_numpy(payload: Bytes, base: Bytes, n_frames: int, distances: Indices) -> Bytes:
-    """The frames of one record that is not raw. Defines the format."""
+    """Decode a record, which must not be raw, to its frames. This function defines the format."""
     size, data, width = len(base), payload.tobytes(), header_bytes(len(base))
     headers = [int.from_bytes(data[width * i : width * (i + 1)], "little") for i in range(n_frames)]
     if len(data) < width * n_frames or len(data) != width * n_frames + sum(header >> 2 for header in headers):

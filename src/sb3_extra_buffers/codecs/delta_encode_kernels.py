@@ -1,7 +1,7 @@
 """Compiled encoder of :mod:`.delta`. Import through :func:`sb3_extra_buffers.compiled.load_kernels` only.
 
-Frames are addressed by bare numbers here, because they are read in vectors. All memory that holds a frame has
-:data:`.VECTOR_BYTES` more bytes behind it.
+Frames are given as addresses, because they are read in whole vectors. So wherever a frame lies, at least
+:data:`.VECTOR_BYTES` more bytes can be read after it.
 """
 
 from __future__ import annotations
@@ -43,14 +43,17 @@ from sb3_extra_buffers.codecs.memory_kernels import (
 
 _BIT, _ALL = np.uint64(1), np.uint64(0xFFFFFFFFFFFFFFFF)
 _SHORTEST_MATCH = 5
-"""Shorter ones would save a byte or two, and every step takes time to decode."""
+"""Shorter matches would save no more than a byte or two, and every step takes time to decode."""
 _SEARCH_ALL_EVERY = 16
-"""In one of so many records, matches are searched at all distances; in the others, at those that were found most."""
+"""In one of this many records, matches of all sources are searched; in the others, those of the most useful sources."""
 _N_SEARCHED = 8
+"""How many sources those are: the reference frame, and the distances that have saved the most bytes lately."""
 _CHAIN_SHARE = 8
-"""To be decoded on its own, a frame may take this part of the bytes that would have to be decoded before it."""
+"""A frame may take more bytes in order to be based on the reference: as many as would otherwise have to be decoded
+before it, divided by this number."""
 _RECORDS, _TAKEN, _CHANGED = N_SOURCES, N_SOURCES + 1, N_SOURCES + 2
 _TAKEN_BY_NEXT, _CHANGED_IN_NEXT = N_SOURCES + 3, N_SOURCES + 4
+"""Places in the statistics that :class:`.DeltaCodec` keeps, after those of the sources."""
 
 _header_bytes: Any = njit(header_bytes)
 
@@ -62,7 +65,7 @@ def _ones_from(mask: int, bit: int) -> int:
 
 @njit(nogil=True, cache=True)
 def _runs_of_four(mask: int) -> int:
-    """The bits that are set and followed by three others that are."""
+    """The bits that are set and whose next three bits are set, too."""
     pairs = mask & (mask >> np.uint64(1))
     return pairs & (pairs >> np.uint64(2))
 
@@ -71,7 +74,7 @@ def _runs_of_four(mask: int) -> int:
 def _write_step(
     out: int, steps: int, is_match: bool, source: int, length: int, literals: int, n_literals: int
 ) -> tuple[int, int]:
-    """Write a skip or match to ``steps``, and the literals after it to ``out``. Returns where the next ones go."""
+    """Write a skip or match to ``steps``, and its literals to ``out``. Returns where the next literals and steps go."""
     if is_match:
         some = min(n_literals, MATCH_LITERALS)
         short = min(length - MATCH_BYTES, LONG_MATCH)
@@ -98,7 +101,7 @@ def _write_step(
 
 @njit(nogil=True, cache=True)
 def _write_backwards(out: int, steps: int, end: int) -> int:
-    """Write steps behind the literals, the first one last. Returns where they end."""
+    """Append the steps to the literals, the last step first. Returns the address after them."""
     while end > steps:
         end -= 2
         store16(out, load16(end))
@@ -121,23 +124,24 @@ def _encode_frame(
     out: int,
     limit: int,
 ) -> int:
-    """Write the steps that turn ``base`` into ``frame`` to ``out``, all of them addresses. Returns their length.
+    """Write the literals and steps that turn ``base`` into ``frame`` to ``out``, and return how many bytes they take.
 
-    Gives up and returns some larger number when they take more than ``limit`` bytes.
+    ``frame``, ``base``, ``reference`` and ``out`` are addresses. If more than ``limit`` bytes are needed, it gives up
+    and returns a larger number than ``limit``.
 
-    Works on blocks of 64 bytes. For each source, a mask says which bytes of the block are equal to those at the source,
-    so that the next place where it pays to skip or to copy is found by a few operations on masks.
+    It works on blocks of 64 bytes. For each source, a mask says which bytes of the block are equal to those at the
+    source. So a few operations on masks find the next place where it pays to skip or to copy.
 
     :param searched: The sources to look for matches in; see :func:`.delta.default_distances`.
     :param equal: Scratch memory for one mask per source.
-    :param found: Incremented by what a source has saved.
-    :param steps: Scratch memory.
+    :param found: Statistics: the bytes that matches have saved are added to their source.
+    :param steps: Scratch memory for the steps.
     """
     begin, first = out, steps
     position = n_equal_bytes(frame, base, 0, size)
     if position == size:
         return 0
-    # The step that is to be written as soon as the number of its literals is known.
+    # The pending step: it is written as soon as the number of its literals is known.
     is_match, source, length = False, np.int64(0), position
     literals = position
     while position < size:
@@ -204,7 +208,7 @@ def _encode_frame(
 
 @njit(nogil=True, cache=True)
 def _without_unchanged_end(frame: int, base: int, length: int, left: int) -> int:
-    """Shorten a match whose end has not changed, if a skip follows anyway."""
+    """Return the length of a match without the unchanged bytes at its end, if a skip follows anyway."""
     if length < left and load8(frame + length) != load8(base + length):
         return length
     while length > _SHORTEST_MATCH:
@@ -243,27 +247,27 @@ def encode(
 ) -> int:
     """Encode the rows of ``records``, relative to the reference frames ``table[references[i]]``, into ``out``.
 
-    A frame is made from the one before. If that takes few more bytes, it is made from the reference instead: then it
-    can be decoded without the frames before it.
+    A frame is based on the previous one, or on the reference if that takes few more bytes: then it can be decoded
+    without the frames before it.
 
-    :param found: What is known about earlier records; see :class:`.DeltaCodec`. It is updated.
-    :param out: Has room for all records as they are, and some more, for vectors.
-    :param excess: Is filled with how many bytes fewer each record might take with a newer reference.
-    :return: The size of all records together.
+    :param found: The statistics of earlier records; see :class:`.DeltaCodec`. They are updated.
+    :param out: Room for all raw records, and for vectors that reach beyond them.
+    :param excess: Receives how many bytes each record might save with a newer reference.
+    :return: The size of all encoded records together.
     """
     record_bytes = records.shape[1]
     size = record_bytes // group
     header = _header_bytes(size)
     equal = np.empty(N_SOURCES, dtype=np.uint64)
     searched = np.empty(N_SOURCES, dtype=np.int64)
-    # Vectors may be read beyond the last frame, so it is copied to where there is room.
+    # Vectors may reach beyond the last frame, so it is copied to memory that has room after it.
     last_frame = np.zeros(size + 2 * VECTOR_BYTES, dtype=np.uint8)
     zero = np.zeros(size + 2 * VECTOR_BYTES, dtype=np.uint8)
     attempt = np.empty(2 * size + 4 * VECTOR_BYTES, dtype=np.uint8)
     steps = np.empty(2 * size + 4 * VECTOR_BYTES, dtype=np.uint8)
     last_frame[:size] = records[len(records) - 1, record_bytes - size :]
-    # numba frees an array after its last use, and an address is none. So addresses of the arrays above are taken anew
-    # in the loop, which keeps them.
+    # numba frees an array after its last use, and using its address does not count. So the loop takes the addresses of
+    # the arrays above again and again, which keeps the arrays alive.
     out_at = address(out)
     position = 0
     for record in range(len(records)):
@@ -278,7 +282,7 @@ def encode(
                 frame = address(last_frame)
             target = out_at + at
             changes = _count_changes(frame, reference, size)
-            # What a frame takes is guessed by the number of its changes first, so that most are encoded only once.
+            # The number of changed bytes predicts how many bytes a frame takes, so that most are encoded only once.
             changes_in_next = _count_changes(frame, base, size)
             from_previous = changes_in_next * found[_TAKEN_BY_NEXT] // max(found[_CHANGED_IN_NEXT], 1)
             spare = chain // _CHAIN_SHARE
@@ -301,7 +305,7 @@ def encode(
                 if length > other_length + spare:
                     kind, length = PREVIOUS, other_length
                     copy(target, address(attempt), min(length, size))
-            # As at the start of an episode.
+            # At the start of an episode, a frame may be closer to zeros than to its reference.
             if 8 * length > size and _count_changes(frame, address(zero), size) < changes:
                 other_length = _encode_frame(
                     frame, address(zero), reference, size, distances, searched, n_searched, equal, found,

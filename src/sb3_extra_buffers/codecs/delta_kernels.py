@@ -1,7 +1,7 @@
 """Compiled decoder of :mod:`.delta`. Import through :func:`sb3_extra_buffers.compiled.load_kernels` only.
 
-Frames are addressed by bare numbers here, because they are written in vectors. All memory that holds a frame has
-:data:`.VECTOR_BYTES` more bytes behind it.
+Frames are given as addresses, because they are written in whole vectors. So wherever a frame is decoded, there are at
+least :data:`.VECTOR_BYTES` more bytes after it.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _header_bytes: Any = njit(header_bytes)
 
 @njit(nogil=True, cache=True)
 def frame_header(record: int, number: int, size: int) -> int:
-    """The kind of a record's frame ``number``, and from the third bit on, the length of its steps."""
+    """The header of a record's frame ``number``: its base in the two lowest bits, its size in the others."""
     return load16(record + 2 * number) if _header_bytes(size) == 2 else load32(record + 4 * number)
 
 
 @njit(nogil=True, cache=True)
 def is_consistent(record: int, length: int, group: int, size: int) -> bool:
-    """Whether a record's length agrees with its headers."""
+    """Whether the length of a record agrees with the sizes in its headers."""
     total = group * _header_bytes(size)
     if length < total:
         return False
@@ -54,7 +54,7 @@ def is_consistent(record: int, length: int, group: int, size: int) -> bool:
 
 @njit(nogil=True, cache=True)
 def restart_before(record: int, number: int, group: int, size: int) -> tuple[int, int]:
-    """The last frame up to ``number`` that is not made from the one before it, and the address of its steps."""
+    """The last frame up to ``number`` that is not based on the previous frame, and the address of its bytes."""
     while number > 0 and frame_header(record, number, size) & 3 == PREVIOUS:
         number -= 1
     steps = record + group * _header_bytes(size)
@@ -65,12 +65,12 @@ def restart_before(record: int, number: int, group: int, size: int) -> tuple[int
 
 @njit(nogil=True, cache=True)
 def follow(frame: int, reference: int, size: int, header: int, at: int, data_end: int, distances: int) -> bool:
-    """Turn the frame at an address into the next one of its chain; false if the steps at ``at`` are corrupt.
+    """Turn the frame at an address into the next one of its chain; false if its bytes at ``at`` are corrupt.
 
-    :func:`is_consistent` has checked that all bytes of the steps exist.
+    The caller has checked by :func:`is_consistent` that all these bytes exist.
 
     :param data_end: The address after the last byte of all records.
-    :param distances: The address of those of :class:`.DeltaCodec`.
+    :param distances: The address of the distances of :class:`.DeltaCodec`.
     """
     kind, end = header & 3, at + (header >> 2)
     if kind == WHOLE:
@@ -156,7 +156,7 @@ def decode(
 
 
 def compile_all() -> None:
-    # With declared types, but not where it is defined: those who gather observations do not need it.
+    # Not where it is defined: the kernels that gather batches import this module, but do not need this function.
     if not decode.signatures:
         decode.compile(INT(STORED, INTS, INTS, INTS, FRAMES, WORDS_2D, INTS))
         decode.disable_compile()

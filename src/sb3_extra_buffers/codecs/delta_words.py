@@ -1,17 +1,17 @@
-"""``delta`` as 1.0.0.dev0 wrote it, and as buffers on a GPU do: the words that changed since the previous frame.
+"""``delta`` as 1.0.0.dev0 and buffers on a GPU write it: the words that changed since the previous frame.
 
-A record is a chain of frames. Each is given as the words that differ from its predecessor, the first as those that
+A record is a chain of frames. Each is stored as the words that differ from its predecessor, the first as those that
 differ from the lane's *reference frame*. Words are 4 bytes of the frame, whatever its dtype, so the method is exact
 for all of them. A record consists of
 
-* per frame, a ``uint32``: the number of its changes, and in its two highest bits what they are relative to: 0 the
-  previous frame, 1 the reference frame, 2 a frame of zeros (which fill stacks after a reset), 3 nothing: the whole
-  frame follows;
+* per frame, a ``uint32``: the number of its changes, and in the two highest bits the frame that they apply to: 0 the
+  previous frame, 1 the reference frame, 2 a frame of zeros (these pad stacks after a reset), 3 none: the whole frame
+  is stored;
 * the new words of all frames, one after the other, ``uint32``;
 * for each change, the number of unchanged words before it, ``uint8``. Where more than 255 words stay the same, an
   unchanged word is written as if it had changed.
 
-All numbers are little-endian. Zeros fill up a frame whose size is not a multiple of 4 bytes.
+All numbers are little-endian. A frame whose size is not a multiple of 4 bytes is padded with zeros.
 
 The reference frame of a lane is renewed when the changes that a newer one would have saved add up to its size.
 """
@@ -27,7 +27,7 @@ from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
 
 KIND_SHIFT = 30
-"""The two highest bits of a frame's count say what its changes are relative to."""
+"""The two highest bits of a frame's count name the frame that its changes apply to."""
 COUNT_MASK = (1 << KIND_SHIFT) - 1
 
 _KERNELS = "sb3_extra_buffers.codecs.delta_words_kernels"
@@ -90,7 +90,7 @@ class DeltaWordsCodec(ChainCodec):
         changes = np.count_nonzero(first_frames != self._frames[current], axis=1)
         recent_changes = np.count_nonzero(first_frames != self._previous[lanes], axis=1)
         self._previous[lanes] = first_frames
-        # Frames of zeros fill up stacks after a reset. They are no reason for another reference.
+        # Frames of zeros pad stacks after a reset. They are no reason for another reference.
         self._regret[lanes] += np.maximum(5 * (changes - recent_changes), 0) * first_frames.any(axis=1)
 
     def _make_room_for_lanes(self, n_lanes: int) -> None:
@@ -104,7 +104,7 @@ class DeltaWordsCodec(ChainCodec):
 
 
 def encode_numpy(words: Words, bases: Words, frame_bytes: int) -> tuple[Bytes, Indices]:
-    """Defines the format, and runs without numba. Record ``words[i]`` is relative to reference frame ``bases[i]``."""
+    """Encode without numba. Record ``words[i]`` is relative to the reference frame ``bases[i]``. Defines the format."""
     encoded = []
     for record, base in zip(words, bases, strict=True):
         counts, changed, skips = [], [], []
@@ -130,7 +130,7 @@ def encode_numpy(words: Words, bases: Words, frame_bytes: int) -> tuple[Bytes, I
 
 
 def decode_numpy(payload: Bytes, base: Words, n_frames: int, frame_bytes: int) -> Bytes:
-    """The frames of one record that is not raw."""
+    """Decode a record, which must not be raw, to its frames."""
     header = payload[: 4 * n_frames].tobytes()
     if len(header) != 4 * n_frames:
         raise CorruptDataError(f"A delta record of {len(payload)} bytes is too short for {n_frames} frames.")
@@ -158,7 +158,7 @@ def decode_numpy(payload: Bytes, base: Words, n_frames: int, frame_bytes: int) -
 
 
 def _changes(frame: Words, base: Words) -> Indices:
-    """The words of ``frame`` to write: those that differ from ``base``, and one in every gap of 256 unchanged ones."""
+    """The places of the words to write: those that differ from ``base``, and one in every gap of 256 unchanged ones."""
     places = np.flatnonzero(frame != base)
     steps = zip([-1, *places[:-1].tolist()], places.tolist(), strict=len(places) > 0)
     fillers = [np.arange(last + 256, place, 256) for last, place in steps if place - last > 256]

@@ -110,7 +110,7 @@ def _patch(frame: Words, data: Bytes, words_at: int, skips_at: int, count: int) 
         last += skips[i]
     if last >= frame.shape[0]:
         return False
-    # Unsigned, because numba otherwise checks every index for being negative.
+    # Unsigned, because numba checks whether signed indices are negative.
     at = np.uint64(0)
     for i in range(count):
         at += np.uint64(skips[i])
@@ -144,7 +144,7 @@ def sections(data: Bytes, start: int, length: int, group: int, n_words: int) -> 
 def follow(
     frame: Words, data: Bytes, header: int, words_at: int, skips_at: int, table: Words, reference: int
 ) -> tuple[int, int]:
-    """Turn ``frame`` into the next one of its chain. Returns where the one after it begins, or -1 if it is corrupt."""
+    """Turn ``frame`` into the next one of its chain. Returns where the one after it begins, or -1 if corrupt."""
     n_words = frame.shape[0]
     kind, count = header >> KIND_SHIFT, header & COUNT_MASK
     if kind == WHOLE:

@@ -1,10 +1,10 @@
 """``delta-zstd``: records of ``delta`` that Zstandard compresses once more, with a dictionary of earlier records.
 
-Steps and literals repeat from record to record, so a dictionary of them makes records smaller. To decompress a record
-takes a fraction of the time that ``zstd-dict`` needs, because it is the steps that are decompressed, not the frames.
+Steps and literals repeat from record to record, so a dictionary of them makes records smaller. Reading takes a fraction
+of the time of ``zstd-dict``, because Zstandard decompresses only steps and literals, not whole frames.
 
 A record's reference number stands for two things: its reference frame, and the dictionary that was in use when the
-frame became the reference. A new dictionary therefore renews the reference frames of all lanes.
+frame became the reference. Therefore a new dictionary also renews the reference frames of all lanes.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
 
 _DICTIONARY_BYTES = 112 << 10
+"""The most bytes of records in a dictionary."""
 _FIRST_BYTES = 16 << 10
-"""The first dictionary is small, because it is needed soon."""
+"""The first dictionary contains only about this many bytes of records, so that it is ready soon."""
 _SAMPLE_BYTES = 8 << 10
-"""Records of so many bytes follow those in a dictionary. Its entropy tables are made from them."""
+"""A dictionary's entropy tables are made from this many bytes of records, which follow those in the dictionary."""
 _USUAL_RECORD = 4 << 10
+"""The size in bytes that compressors expect of a record."""
 _SPREADS = (1, 4, 16)
-"""Dictionaries that are made in any case: of every record, of every fourth one, and of every 16th."""
+"""The first three dictionaries are always made: of every record, then of every fourth one, then of every 16th."""
 _BASELINE_RECORDS = 512
-"""How many records show what a new dictionary achieves."""
+"""After a new dictionary, this many records show how well it compresses. Later ones are compared with them."""
 _WORTH_RENEWING = 8
-"""A dictionary is renewed when records that became larger have cost this many times its size."""
+"""A dictionary is renewed when worse compression has cost this many times its size."""
 
 
 class DeltaZstdCodec(DeltaCodec):
@@ -43,7 +45,7 @@ class DeltaZstdCodec(DeltaCodec):
     record_format = "delta-zstd"
     encodes_together = False
     levels = range(1, 23)
-    _worth_a_reference = 4  # a newer reference frame saves bytes of steps, which are compressed
+    _worth_a_reference = 4  # the bytes that a newer reference frame saves are steps, which Zstandard compresses
 
     def __init__(
         self, frame: FrameSpec, *, compresslevel: int = 6, frames_per_record: int = DeltaCodec.default_frames_per_record
@@ -53,18 +55,19 @@ class DeltaZstdCodec(DeltaCodec):
         self._library = require("zstandard", "The compression method 'delta-zstd'", "zstd")
         self._errors = (ValueError, self._library.ZstdError, MemoryError, OverflowError)
         self._no_dictionary = self._dictionary = Dictionary(b"")
-        # Preparing a dictionary for compression takes many times its size, so it is done only for the one in use.
+        # A dictionary that is prepared for compression takes many times its size, so only the one in use is prepared.
         self._plain_compressor = self._compressor = self._new_compressor(b"")
-        # By reference: dictionaries, and their addresses for kernels.
+        # By reference number: the dictionary, and its address for kernels.
         self._dictionaries: dict[int, Dictionary] = {}
         self._addresses = np.zeros(1, dtype=np.int64)
-        # For the next dictionary: records that may go into it, and how many there have been.
+        # For the next dictionary: records that may go into it, their size, and how many records there have been.
         self._recent: deque[bytes] = deque()
         self._recent_bytes = 0
         self._seen = 0
         self._n_made = 0
         self._is_due = False
-        # Of the dictionary in use: its first records, their bytes before and after, and by how much later ones grew.
+        # For the dictionary in use: the number of its first records, their bytes before and after compression, and how
+        # many bytes later records take in excess of that ratio.
         self._records = self._bytes_before = self._bytes_after = 0
         self._excess = 0.0
 
@@ -89,7 +92,7 @@ class DeltaZstdCodec(DeltaCodec):
         for row, (length, reference) in enumerate(zip(lengths.tolist(), references.tolist(), strict=True)):
             steps = view[at : at + length]
             at += length
-            # Zstandard decompresses what was compressed without a dictionary with any.
+            # A record of an older dictionary is compressed without one: any dictionary can decompress it.
             is_current = self._dictionaries.get(reference) is self._dictionary
             record: bytes = (self._compressor if is_current else self._plain_compressor).compress(steps)
             packed.append(record if len(record) < self.record_bytes else records[row].tobytes())
@@ -99,13 +102,13 @@ class DeltaZstdCodec(DeltaCodec):
         return Encoded(np.frombuffer(b"".join(packed), dtype=np.uint8), packed_lengths, references)
 
     def free_encoder(self) -> None:
-        # What is compressed without a dictionary decompresses with any.
+        # Any dictionary can decompress what is compressed without one.
         self._compressor = self._plain_compressor
         self._recent.clear()
         self._recent_bytes = 0
 
     def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
-        """Whole records one by one. Batches are decompressed by a kernel of the store, where there is numba."""
+        """Decode whole records one by one. With numba, a kernel of the store decodes batches instead."""
         unpacked, source = [], data.data
         decompressors = {number: self._new_decompressor(number) for number in np.unique(references).tolist()}
         for start, length, reference in zip(starts.tolist(), lengths.tolist(), references.tolist(), strict=True):
@@ -123,7 +126,7 @@ class DeltaZstdCodec(DeltaCodec):
         super().decode(joined, np.cumsum(sizes) - sizes, sizes, references, out)
 
     def _new_decompressor(self, reference: int) -> Any:
-        """For one thread."""
+        """Create a decompressor, to be used by one thread at a time."""
         content = self._dictionaries.get(reference, self._no_dictionary).content
         dictionary = self._library.ZstdCompressionDict(content) if content else None
         return self._library.ZstdDecompressor(dict_data=dictionary)
@@ -230,7 +233,7 @@ class DeltaZstdCodec(DeltaCodec):
             self._dictionaries.pop(reference, None)
 
     def _collect(self, steps: memoryview) -> None:
-        """Keep a record for the next dictionary."""
+        """Keep a record for the next dictionary, unless none is planned and compression is as good as ever."""
         is_planned = self._n_made < len(_SPREADS)
         self._seen += 1
         if not is_planned and 2 * self._excess < self._worth_renewing:
@@ -250,7 +253,7 @@ class DeltaZstdCodec(DeltaCodec):
         records, samples = list(self._recent), [self._recent[-1]]
         while len(records) > 1 and sum(map(len, samples)) < _SAMPLE_BYTES:
             samples.append(records.pop())
-        self._compressor = self._plain_compressor  # frees the memory that making a dictionary needs
+        self._compressor = self._plain_compressor  # frees memory, which making a dictionary needs
         content = libzstd.make_dictionary(b"".join(records)[-_DICTIONARY_BYTES:], samples)
         self._compressor, self._dictionary = self._new_compressor(content), Dictionary(content)
         # The next record of each lane gets a new reference frame, which stands for the new dictionary.

@@ -10,7 +10,7 @@ _RAW_DEFLATE = -zlib.MAX_WBITS  # no header and no checksum, which would cost 18
 
 
 class GzipCodec(RecordCodec):
-    """Deflate with 0 (stored) to 9 (smallest)."""
+    """Deflate at the levels 0 (not compressed) to 9 (smallest)."""
 
     name = "gzip"
     levels = range(10)

@@ -7,7 +7,7 @@ from sb3_extra_buffers.codecs.base import Bytes, FrameSpec, RecordCodec
 
 
 class IgzipCodec(RecordCodec):
-    """Deflate with 0 (fastest) to 3 (smallest), without header and checksum."""
+    """Deflate at the levels 0 (fastest) to 3 (smallest), without header and checksum."""
 
     name = "igzip"
     levels = range(4)

@@ -1,8 +1,8 @@
 """Indexed colour: one byte per pixel instead of three, in front of any codec.
 
 Retro games and Doom draw with at most 256 colours. As indices into a palette, frames are a third as large before the
-codec encodes them, and smaller after it, too. New colours are added to the palette, and none is ever removed, so all
-records share it. A record with a colour that does not fit into the palette any more is stored raw.
+codec encodes them, and smaller afterwards, too. New colours are added to the palette, and none is ever removed, so all
+records share it. When the palette is full, a record with a new colour is stored raw.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from sb3_extra_buffers.state import SavedState, State
 
 MOST_COLOURS = 256
 _SLOTS = 1024
+"""Slots of the hash table that finds colours: four times as many as colours, so that collisions are few."""
 _KERNELS = "sb3_extra_buffers.codecs.indexed_kernels"
 
 
 class IndexedColourCodec(Codec):
-    """Turns RGB frames into indices, and lets the codec that ``make_inner`` returns encode them."""
+    """Replace pixels by palette indices, and encode these with the codec that ``make_inner`` returns."""
 
     def __init__(self, frame: FrameSpec, make_inner: Callable[[FrameSpec], Codec]) -> None:
         if frame.channels != 3 or frame.dtype.itemsize != 1:
@@ -38,7 +39,7 @@ class IndexedColourCodec(Codec):
         self.frames_per_record = self.inner.frames_per_record
         self.palette: Bytes = np.zeros((MOST_COLOURS, 3), dtype=np.uint8)
         self.n_colours = np.zeros(1, dtype=np.int64)
-        # A hash table: colours as 24-bit numbers plus one, and their indices in the palette.
+        # A hash table: colours as 24-bit numbers plus one (0: empty slot), and their indices in the palette.
         self._keys = np.zeros(_SLOTS, dtype=np.uint32)
         self._values = np.zeros(_SLOTS, dtype=np.uint8)
 
@@ -132,8 +133,8 @@ class IndexedColourCodec(Codec):
 
     def _add_colours(self, colours: Bytes) -> None:
         """Append colours to the palette."""
-        # Encoding an image of them adds them to the hash table, too. Without numba, it would be in another order if
-        # there were several.
+        # Encoding a pixel adds its colour to the palette and to the hash table. They are encoded one by one, because
+        # without numba, the colours of an image are added in sorted order.
         for colour in colours.reshape(-1, 3):
             indices, indexed = np.zeros((1, 1), dtype=np.uint8), np.zeros(1, dtype=np.bool_)
             self._to_indices(colour.reshape(1, -1), 1, True, indices, indexed)
@@ -159,7 +160,7 @@ def to_indices_numpy(
     indices: Bytes,
     indexed: np.ndarray[tuple[int], np.dtype[np.bool_]],
 ) -> None:
-    """Runs without numba. It finds colours by sorting, and does not need the hash table."""
+    """Replace colours by indices without numba. It finds colours by sorting, and does not use the hash table."""
     shape = (group, -1, 3) if channels_last else (group, 3, -1)
     for row, record in enumerate(records):
         pixels = record.reshape(shape)
@@ -182,7 +183,7 @@ def to_indices_numpy(
 def to_colours_numpy(
     indices: Bytes, group: int, channels_last: bool, palette: Bytes, rows: Indices, out: Bytes
 ) -> None:
-    """The pixels of ``indices[i]`` into row ``rows[i]`` of ``out``."""
+    """Write the pixels of ``indices[i]`` to row ``rows[i]`` of ``out``."""
     pixels = palette[indices.reshape(len(indices), group, indices.shape[1] // group)]
     if not channels_last:
         pixels = pixels.swapaxes(2, 3)

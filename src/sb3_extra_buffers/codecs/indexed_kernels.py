@@ -21,7 +21,7 @@ def to_indices(
     indices: Bytes,
     indexed: npt.NDArray[np.bool_],
 ) -> None:
-    """Replace colours by indices, adding new ones to the palette. ``indexed`` is false for records that do not fit."""
+    """Replace colours by indices, and add new ones to the palette. ``indexed`` is false where the palette was full."""
     mask = np.uint32(keys.shape[0] - 1)
     pixels = indices.shape[1] // group
     between, across = (1, 3) if channels_last else (pixels, 1)
@@ -56,7 +56,7 @@ def to_indices(
 
 @njit(nogil=True, cache=True)
 def to_colours(indices: Bytes, group: int, channels_last: bool, palette: Bytes, rows: Indices, out: Bytes) -> None:
-    """The pixels of ``indices[i]`` into row ``rows[i]`` of ``out``."""
+    """Write the pixels of ``indices[i]`` to row ``rows[i]`` of ``out``."""
     pixels = indices.shape[1] // group
     for i in range(rows.shape[0]):
         target = out[rows[i]]

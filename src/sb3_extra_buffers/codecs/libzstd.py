@@ -19,7 +19,9 @@ import numpy as np
 from sb3_extra_buffers.codecs.base import Indices
 
 _MOST_STATISTICS = 1 << 12
+"""Room for the header and the entropy tables of a dictionary, in bytes."""
 _LEVEL = 1
+"""The level at which samples are compressed to make entropy tables."""
 _DICTIONARY_MAGIC = (0xEC30A437).to_bytes(4, "little")
 MISSING = -1
 """Stands for the address of a dictionary that does not exist; 0 means "no dictionary"."""
@@ -73,8 +75,8 @@ def make_dictionary(content: bytes, samples: list[bytes]) -> bytes:
     Records then need no entropy tables of their own, which makes them smaller and faster to decompress. Where libzstd
     cannot be loaded, the dictionary has no tables.
 
-    ``add`` waits for it, so the samples are compressed at a low level. Higher levels take ten times as long and make
-    records less than 1% smaller.
+    ``add`` waits for this function, so it compresses the samples at a low level. Higher levels take ten times as long
+    and make records less than 1% smaller.
     """
     if content.startswith(_DICTIONARY_MAGIC):  # it would look like a dictionary with entropy tables
         content = b"\0" + content
@@ -91,10 +93,10 @@ def make_dictionary(content: bytes, samples: list[bytes]) -> bytes:
 
 
 class Dictionary:
-    """A dictionary, prepared for decompression if libzstd can be loaded. Without content, it means "no dictionary"."""
+    """A dictionary, prepared for decompression if libzstd can be loaded. Empty content means "no dictionary"."""
 
     def __init__(self, content: bytes) -> None:
-        self.content = content  # libzstd refers to these bytes
+        self.content = content  # libzstd has a pointer to these bytes
         self._library = library = _library() if content else None
         self.address: int = library.ZSTD_createDDict_byReference(content, len(content)) or 0 if library else 0
         """The address of the prepared dictionary; 0 if there is none."""
@@ -120,7 +122,7 @@ _lock = threading.Lock()
 
 @contextmanager
 def contexts(n: int) -> Iterator[Indices]:
-    """Addresses of ``n`` decompression contexts, for the caller alone until the block ends."""
+    """Lend ``n`` decompression contexts, given as addresses, to the caller until the block ends."""
     library = _library()
     assert library is not None
     with _lock:

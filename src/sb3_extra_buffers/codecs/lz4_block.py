@@ -8,13 +8,13 @@ from sb3_extra_buffers.codecs.availability import require
 from sb3_extra_buffers.codecs.base import Bytes, FrameSpec, RecordCodec
 
 _HIGHEST = 12
-"""Levels 13 to 16 exist in the frame format only. They are accepted, and mean the same as this one."""
+"""Levels 13 to 16 exist in the frame format only. Here they are accepted, and mean this level."""
 
 
 class Lz4BlockCodec(RecordCodec):
-    """LZ4 blocks: 0 is LZ4's default mode, 1 to 16 high compression, negative levels trade size for speed.
+    """LZ4 blocks: level 0 is LZ4's default mode, 1 to 16 high compression, negative levels trade size for speed.
 
-    Beyond the lowest level, LZ4 gets no faster.
+    Levels below the lowest one would not be faster.
     """
 
     name = "lz4-block"

@@ -10,9 +10,9 @@ _BLOCK_SIZES = (0, 4, 5, 6, 7)  # default, 64 kB, 256 kB, 1 MB, 4 MB: the librar
 
 
 class Lz4FrameCodec(RecordCodec):
-    """LZ4 frames: level 0 to 2 fast, 3 to 16 high compression, negative ones trade size for speed.
+    """LZ4 frames: levels 0 to 2 are fast, 3 to 16 high compression, negative levels trade size for speed.
 
-    Beyond the lowest level, LZ4 gets no faster. ``block_size`` is one of ``lz4.frame``'s constants.
+    Levels below the lowest one would not be faster. ``block_size`` is one of ``lz4.frame``'s constants.
     """
 
     name = "lz4-frame"

@@ -1,8 +1,8 @@
 """Access to memory and calls of C functions by address. Import through kernel modules only.
 
-numba checks the bounds and the overlap of arrays in every loop that copies bytes, which costs more than copying some
-bytes. These functions check nothing: their callers make sure that all bytes that are read and written exist. They are
-LLVM's own vector operations, so every processor has its form of them.
+In every loop that copies bytes between arrays, numba checks their bounds and whether they overlap, which takes longer
+than copying a few bytes. The functions of this module check nothing: their callers make sure that all bytes that are
+read and written exist. They consist of LLVM's vector operations, which work on every processor.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ BYTE, LANE_INDEX, INTEGER = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _FALSE = ir.Constant(ir.IntType(1), 0)
 
 VECTOR_BYTES = 64
-"""No function here reads or writes further than this beyond the bytes that it is asked for."""
+"""No function here reads or writes more than this many bytes beyond those that it is asked for."""
 
 
 def emit_load(builder: Any, address: Any, kind: Any) -> Any:
-    """For intrinsics: read a number or a vector from any address."""
+    """For intrinsics: read a number or a vector from any address, aligned or not."""
     value = builder.load(builder.inttoptr(address, kind.as_pointer()))
     value.align = 1
     return value
 
 
 def emit_store(builder: Any, value: Any, address: Any) -> None:
-    """For intrinsics: write a number or a vector to any address."""
+    """For intrinsics: write a number or a vector to any address, aligned or not."""
     builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = 1
 
 
@@ -135,17 +135,17 @@ def _counting(operation: str, *options: Any) -> Any:
 
 
 load8, load16, load32, load64 = _loading(8), _loading(16), _loading(32), _loading(64, types.uint64)
-"""``load(address)``: an unsigned number of so many bits."""
+"""``load8(address)`` and others: read an unsigned number of 8 or more bits."""
 load_int = _loading(64)
-"""``load_int(address)``: a signed number of 64 bits."""
+"""``load_int(address)``: read a signed number of 64 bits."""
 store8, store16, store32, store64 = _storing(8), _storing(16), _storing(32), _storing(64)
-"""``store(address, value)``."""
+"""``store8(address, value)`` and others: write the lowest 8 or more bits of a number."""
 copy16, copy32, copy64 = _copying(16), _copying(32), _copying(64)
-"""``copy(target, source)``: so many bytes."""
+"""``copy16(target, source)`` and others: copy 16 or more bytes."""
 copy_first32: Any = intrinsic(_copy_first32)
-"""``copy(target, source, count)``: up to 32 bytes."""
+"""``copy_first32(target, source, count)``: copy up to 32 bytes."""
 write_first32: Any = intrinsic(_write_first32)
-"""``write(target, first, second, third, fourth, count)``: up to 32 bytes, of four numbers of 64 bits."""
+"""``write_first32(target, first, second, third, fourth, count)``: write up to 32 bytes of four 64-bit numbers."""
 equal_bytes: Any = intrinsic(_equal_bytes)
 """``equal_bytes(first, second)``: bit ``i`` says whether the bytes ``i`` of two blocks of 64 bytes are equal."""
 trailing_zeros, leading_zeros = _counting("cttz", _FALSE), _counting("ctlz", _FALSE)
@@ -165,7 +165,7 @@ def _call(typing_context: Any, address: Any, arguments: Any) -> Any:
 
 
 call: Any = intrinsic(_call)
-"""``call(address, arguments)``: what a C function returns, an integer, for a tuple of integers or pointers.
+"""``call(address, arguments)``: call a C function with a tuple of integers or pointers, and return its integer result.
 
 The address is a plain integer, so that numba can cache the kernel on disk. It cannot cache kernels that refer to
 ``ctypes`` objects.
@@ -174,12 +174,12 @@ The address is a plain integer, so that numba can cache the kernel on disk. It c
 
 @njit(nogil=True, cache=True)
 def address(array: npt.NDArray[Any]) -> int:
-    return np.intp(array.ctypes.data)  # numba would turn sums of it and signed numbers into floats
+    return np.intp(array.ctypes.data)  # in numba, the sum of an unsigned and a signed number is a float
 
 
 @njit(nogil=True, cache=True)
 def n_equal_bytes(first: int, second: int, known: int, limit: int) -> int:
-    """How many bytes of two places are equal, of which ``known`` are known to be."""
+    """How many bytes at two addresses are equal, up to the first difference or to ``limit``; at least ``known``."""
     while known < limit:
         different = ~equal_bytes(first + known, second + known)
         if different:
@@ -193,7 +193,7 @@ def n_equal_bytes(first: int, second: int, known: int, limit: int) -> int:
 def copy(target: int, source: int, size: int) -> None:
     """Copy ``size`` bytes between places that do not overlap.
 
-    For frames of a batch that is larger than the cache, this is faster than C's ``memcpy``.
+    For the frames of a batch that is larger than the cache, this is faster than C's ``memcpy``.
     """
     at = 0
     while at + 128 <= size:
@@ -210,9 +210,9 @@ def copy(target: int, source: int, size: int) -> None:
 
 @njit(nogil=True, cache=True)
 def copy_some(target: int, source: int, size: int) -> None:
-    """Copy ``size`` bytes, which are few. If the two overlap, ``source`` is at least 32 bytes before ``target``.
+    """Copy a few bytes. Where both places overlap, ``source`` must be at least 32 bytes before ``target``.
 
-    Bytes up to 32 after the last one are read, and written with the values that they have.
+    Up to 32 bytes after the last one are read, and written back unchanged: no other thread may write to them meanwhile.
     """
     while size > 32:
         copy32(target, source)
@@ -224,7 +224,7 @@ def copy_some(target: int, source: int, size: int) -> None:
 def repeat(target: int, distance: int, size: int) -> None:
     """Write ``size`` bytes, each a copy of the one ``distance`` before it. ``distance`` is from 1 to 31.
 
-    Bytes up to 32 after the last one are written with the values that they have.
+    Up to 32 bytes after the last one are read, and written back unchanged: no other thread may write to them meanwhile.
     """
     if distance > 8:
         while size > 8:
@@ -250,7 +250,7 @@ def repeat(target: int, distance: int, size: int) -> None:
 
 @njit(nogil=True, cache=True)
 def _from_byte(pattern: int, start: int, period: int) -> int:
-    """Eight bytes of an endless repetition, from byte ``start`` on."""
+    """Eight bytes of a pattern that repeats every ``period`` bytes, from byte ``start`` on."""
     if start == 0:
         return pattern
     return (pattern >> np.uint64(8 * start)) | (pattern << np.uint64(8 * (8 - 8 % period - start)))

@@ -9,8 +9,9 @@ from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
 
 _RECORD_BYTES, _MOST_FRAMES = 1 << 14, 64
+"""A record contains as many frames as fit into this many bytes, but at most this many frames."""
 _LARGE_RECORD_BYTES, _LARGE_FRAMES = 1 << 17, 8
-"""For frames of which fewer would make a record of the usual size."""
+"""These are the limits for larger frames, of which fewer than 8 would fit into ``_RECORD_BYTES``."""
 
 
 class NoneCodec(Codec):
@@ -23,7 +24,7 @@ class NoneCodec(Codec):
         super().__init__(frame)
         # Several frames make a record, so that the index and the work per record stay small.
         self._frames_in_dev0 = max(1, min(_MOST_FRAMES, _RECORD_BYTES // frame.nbytes))
-        """What version 1.0.0.dev0 had, whose files do not say it."""
+        """The frames per record of version 1.0.0.dev0, whose files do not contain this number."""
         self._usual_frames = max(self._frames_in_dev0, min(_LARGE_FRAMES, _LARGE_RECORD_BYTES // frame.nbytes))
         self.frames_per_record = self._usual_frames
 

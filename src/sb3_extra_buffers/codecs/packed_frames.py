@@ -1,7 +1,7 @@
-"""Codecs that decode every frame on its own, straight to where it is wanted.
+"""What ``bitpack`` and ``pixel-lz`` share: every frame is decoded on its own, straight to its final place.
 
-A record is the size of each frame as a ``uint32``, little-endian, the frames, and some zeros, so that decoders can read
-whole vectors.
+A record consists of the size of each frame (``uint32``, little-endian), the encoded frames, and some zeros, so that
+decoders may read whole vectors.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _KERNELS = "sb3_extra_buffers.codecs.packed_frames_kernels"
 
 
 class PackedFramesCodec(Codec):
-    """A codec of which only the form of a frame is missing."""
+    """Base class for codecs that define how a single frame is encoded."""
 
     default_frames_per_record = 4
     padding: ClassVar[int]
-    """Zeros after the last frame of a record."""
+    """Number of zeros after the last frame of a record."""
 
     def __init__(self, frame: FrameSpec, frames_per_record: int) -> None:
         super().__init__(frame)
@@ -45,15 +45,15 @@ class PackedFramesCodec(Codec):
     @property
     @abstractmethod
     def _largest_frame(self) -> int:
-        """The most bytes that a frame can take, which may be more than those of a raw one."""
+        """The most bytes that a frame can take, which may be more than a raw frame takes."""
 
     @abstractmethod
     def _pack_frame(self, frame: Bytes) -> bytes:
-        """Runs without numba."""
+        """Encode a frame without numba."""
 
     @abstractmethod
     def _unpack_frame(self, body: Bytes) -> Bytes:
-        """The frame that ``body`` was made from. Defines the format."""
+        """Decode a frame without numba. This method defines the format."""
 
     @property
     def min_encoded_size(self) -> int:
@@ -67,7 +67,7 @@ class PackedFramesCodec(Codec):
             data = np.frombuffer(b"".join(encoded), dtype=np.uint8)
             lengths = np.array([len(record) for record in encoded], dtype=np.int64)
         else:
-            # A record may grow before it is found to be larger than raw.
+            # The kernel may write more than a raw record, before it finds that raw is smaller.
             room = self.frames_per_record * (4 + self._largest_frame - self.frame.nbytes) + 2 * self.padding
             out = np.empty(records.size + room, dtype=np.uint8)
             lengths = np.empty(len(records), dtype=np.int64)

@@ -1,6 +1,6 @@
 """Compiled form of :mod:`.packed_frames`. Import through :func:`sb3_extra_buffers.compiled.load_kernels` only.
 
-Which codec's frames these are, ``planes`` says: it is 0 for ``bitpack``.
+``planes`` says which codec the records are of: it is 0 for ``bitpack``, and 1 or 3 for ``pixel-lz``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sb3_extra_buffers.codecs.pixel_lz import PixelLzCodec
 _STORED_FRAMES = types.Array(types.uint8, 3, "C", readonly=True)
 _BITPACK_PADDING, _PIXEL_LZ_PADDING = BitpackCodec.padding, PixelLzCodec.padding
 SCRATCH_BYTES = 3 * VECTOR_BYTES
-"""Memory that decoding a frame takes in addition to its size."""
+"""Decoding a frame takes scratch memory of its size, and this many bytes more."""
 
 _pack_bits, _unpack_bits = bitpack_kernels.pack_frame, bitpack_kernels.unpack_frame
 _pack_pixels, _unpack_pixels = pixel_lz_kernels.pack_frame, pixel_lz_kernels.unpack_frame
@@ -49,8 +49,8 @@ def unpack_frame(
 ) -> bool:
     """Decode frame ``number`` of a record; false if it is corrupt.
 
-    :param predictors: The address of those of ``bitpack``.
-    :param planes: Those of ``pixel-lz``; 0 for records of ``bitpack``.
+    :param predictors: The address of the predictors of ``bitpack``.
+    :param planes: The planes of ``pixel-lz``; 0 for records of ``bitpack``.
     :param scratch: Memory for a frame and :data:`SCRATCH_BYTES` more.
     """
     padding = _PIXEL_LZ_PADDING if planes else _BITPACK_PADDING
@@ -72,7 +72,7 @@ def unpack_frame(
 
 @njit(INT(_STORED_FRAMES, INTS_2D, INT, INT, types.uint8[::1], INTS), nogil=True, cache=True)
 def encode(records: Bytes, predictors: Indices, planes: int, row_bytes: int, out: Bytes, lengths: Indices) -> int:
-    """Encode records, given as frames, to ``out``. Returns the size of all together."""
+    """Encode records, given as frames, to ``out``. Returns the size of all encoded records together."""
     group, size = records.shape[1], records.shape[2]
     begin = np.int64(address(out))
     end = begin

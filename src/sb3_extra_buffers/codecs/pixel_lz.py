@@ -1,19 +1,20 @@
-"""``pixel-lz``: each frame as copies of pixels that came earlier in it, and new pixels.
+"""``pixel-lz``: each frame as new pixels, and copies of earlier pixels of the same frame.
 
 Made for colour images of tiles, sprites and flat areas, such as those of Crafter and CarRacing. Each frame is decoded
 on its own, in about the time that SB3's buffer takes to read the image.
 
-A *pixel* is the three bytes of an RGB image of bytes, one in each of its three planes. In all other frames, it
-is one byte. A frame is made by *steps*: each writes 0 to 15 new pixels, called *literals*, and then copies 0 to 31
-pixels from some distance before. A step is a number of 24 bits, little-endian:
+In RGB images of bytes with three planes, a *pixel* is three bytes, one from each plane. In all other frames, it is one
+byte. A frame is made by *steps*: each writes 0 to 15 new pixels, called *literals*, and then copies 0 to 31 earlier
+pixels. The *distance* says how many pixels before its target the copy begins. A step is a number of 24 bits,
+little-endian:
 
 * bits 0 to 3: the number of literals;
 * bits 4 to 8: the number of copied pixels. It is at most the distance, unless that is 1;
 * bits 9 to 23: the distance, 0 if nothing is copied. If it is 1, the last pixel is repeated.
 
-A frame is its literals, and then its steps, the last one first. So a decoder reads literals from the front and steps
-from the back until the two meet. Of the literals of an RGB step, the red values come first, then the green ones, then
-the blue ones. How frames make a record is in :mod:`.packed_frames`.
+A frame consists of all literals, then all steps, the last one first. So a decoder reads literals from the front and
+steps from the back until the two meet. Of the literals of an RGB step, the red values come first, then the green ones,
+then the blue ones. :mod:`.packed_frames` defines how frames form a record.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
 
 MOST_LITERALS, LONGEST_COPY, LONGEST_DISTANCE = 15, 31, (1 << 15) - 1
+"""What fits into the bits of one step, in pixels."""
 STEP_BYTES = 3
 _RGB = 3
 
@@ -73,11 +75,11 @@ class PixelLzCodec(PackedFramesCodec):
         return self.frame.nbytes + STEP_BYTES * n_steps
 
     def _pack_frame(self, frame: Bytes) -> bytes:
-        """Finds copies of the previous pixel only, so frames are larger than those of the compiled form."""
+        """Encode a frame without numba. Only copies of the previous pixel are found, so frames become larger."""
         pixels = frame.reshape(self.planes, -1)
         is_new = np.append(True, (pixels[:, 1:] != pixels[:, :-1]).any(axis=0))
         begins = np.flatnonzero(is_new)
-        # A run of equal pixels is a literal and copies of it. New pixels in a row are the literals of one step.
+        # A run of equal pixels is one literal and copies of it. Successive new pixels are the literals of one step.
         literals, steps, waiting = [], [], 0
         for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(is_new)], strict=True):
             waiting += 1

@@ -1,8 +1,8 @@
 """Compiled form of :mod:`.pixel_lz`. Import through :func:`sb3_extra_buffers.compiled.load_kernels` only.
 
-A decoder that asks "is there more to copy?" makes the processor guess the answer. In images, the guess is often wrong,
-which costs tens of cycles. This decoder does not ask: each step writes 16 literals and 32 copied pixels, and the next
-step overwrites those that were too many. All places are addresses.
+A decoder that asks "is there more to copy?" makes the processor predict the answer. In images, the prediction is often
+wrong, which costs tens of cycles. This decoder does not ask: each step writes 16 literals and 32 copied pixels, and the
+next step overwrites those that were too many. All places in memory are addresses.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _PIXELS = ir.VectorType(BYTE, LONGEST_COPY + 1)
 _HASH_BITS, _MULTIPLIER = 12, np.uint64(0x9E3779B97F4A7C15)
 _TABLE_BYTES = 4 << _HASH_BITS
 _FIXED, _RECENT = 2, 6
-"""How many distances are always tried (that of the previous pixel, and of the row above), and how many that were used
-last."""
+"""How many distances are always tried (to the previous pixel, and to the row above), and how many recently used ones
+are tried right after a copy."""
 _SLOW_DISTANCE = 64
-"""A copy from nearer reads bytes that have only just been written, for which a processor has to wait."""
+"""Copies from fewer pixels away are slow: they read bytes that were just written, and the processor has to wait."""
 _PATIENCE = 6
-"""After ``2**_PATIENCE`` pixels without a copy, not every pixel is tried any more."""
+"""After ``2**_PATIENCE`` pixels without a copy, the encoder no longer looks for a copy at every pixel."""
 
 
 def _copy_pixels(typing_context: Any, target: Any, distance: Any) -> Any:
@@ -60,17 +60,18 @@ def _copy_pixels(typing_context: Any, target: Any, distance: Any) -> Any:
 
 
 copy_pixels: Any = intrinsic(_copy_pixels)
-"""``copy(target, distance)``: 32 bytes from a distance before ``target``; if that is 1, 32 times the byte before."""
+"""``copy_pixels(target, distance)``: copy 32 bytes from ``distance`` before ``target``. If that is 1, repeat the byte
+before ``target``."""
 
 
 @njit(nogil=True, cache=True)
 def unpack_frame(target: int, size: int, at: int, end: int, planes: int, scratch: int) -> bool:
-    """Decode the frame from ``at`` to ``end``; false if it is corrupt.
+    """Decode the bytes from ``at`` to ``end`` to the frame at ``target``; false if they are corrupt.
 
     :param scratch: Memory for the frame and :data:`.VECTOR_BYTES` more for each plane.
     """
     n_pixels, position = size // planes, np.int64(0)
-    # What is written too much of one plane must not hit the next one, so there is room between them.
+    # Steps may write beyond the end of a plane, so there is room between the planes.
     second = scratch + n_pixels + VECTOR_BYTES
     third = second + n_pixels + VECTOR_BYTES
     while at < end:
@@ -83,7 +84,7 @@ def unpack_frame(target: int, size: int, at: int, end: int, planes: int, scratch
             return False
         if n_copied > distance and distance != 1:
             return False
-        # First the literals of all planes: bytes that have just been written can only be copied after a while.
+        # The literals of all planes come first, because the processor has to wait for bytes that were just written.
         copy16(scratch + literals, at)
         if planes == 3:
             copy16(second + literals, at + n_literals)
@@ -100,9 +101,9 @@ def unpack_frame(target: int, size: int, at: int, end: int, planes: int, scratch
 
 @njit(nogil=True, cache=True)
 def pack_frame(frame: int, size: int, out: int, planes: int, row: int) -> int:
-    """Encode a frame, and return its size.
+    """Encode a frame to ``out``, and return the number of bytes written.
 
-    :param row: Pixels from a row of an image to the next one, or 0.
+    :param row: Pixels from one row of an image to the next; 0 if unknown.
     """
     n_pixels, shift = size // planes, 2 if planes == 3 else 0
     pixels = _side_by_side(frame, n_pixels, planes)
@@ -110,7 +111,7 @@ def pack_frame(frame: int, size: int, out: int, planes: int, row: int) -> int:
     tables = np.zeros(2 * _TABLE_BYTES, dtype=np.uint8)
     distances = np.zeros(_FIXED + _RECENT, dtype=np.int64)
     distances[0], distances[1] = 1, row
-    shortest = 2 if planes == 3 else 4  # what takes more bytes than a step
+    shortest = 2 if planes == 3 else 4  # fewer pixels take no more bytes than a step
     end, steps_end = out, address(steps)
     place, done = 0, 0
     while place < n_pixels:
@@ -137,9 +138,9 @@ def pack_frame(frame: int, size: int, out: int, planes: int, row: int) -> int:
 def _add_steps(
     steps: int, out: int, literals: int, n_pixels: int, planes: int, n_literals: int, n_copied: int, distance: int
 ) -> tuple[int, int]:
-    """Write some literals to ``out``, and steps for them and for the copy after them to ``steps``.
+    """Write literals to ``out``, and the steps for them and for the copy after them to ``steps``.
 
-    Returns where the next ones go.
+    Returns where the next steps and literals go.
     """
     while n_literals > 0 or n_copied > 0:
         some = min(n_literals, MOST_LITERALS)
@@ -160,7 +161,7 @@ def _add_steps(
 
 @njit(nogil=True, cache=True)
 def _side_by_side(frame: int, n_pixels: int, planes: int) -> Bytes:
-    """The pixels of a frame, and zeros after them. Those of RGB images have 4 bytes each: red, green, blue, 0."""
+    """The pixels of a frame, followed by zeros. Pixels of RGB images become 4 bytes each: red, green, blue, 0."""
     size = 4 * n_pixels if planes == 3 else n_pixels
     pixels = np.empty(size + 2 * VECTOR_BYTES, dtype=np.uint8)
     pixels[size:] = 0
@@ -177,12 +178,12 @@ def _side_by_side(frame: int, n_pixels: int, planes: int) -> Bytes:
 def _find(
     pixels: int, n_pixels: int, shift: int, place: int, tables: int, distances: int, n_distances: int
 ) -> tuple[int, int]:
-    """The length and the distance of the best copy that can be made at a place; the length is 0 if there is none.
+    """Find the best copy for a place. Returns its length and distance; the length is 0 if there is none.
 
-    Tried are two places: where the next few pixels were met first, and where the next few more were met last; and if
-    that is not long, the distances that are most likely.
+    Two earlier places come from hash tables: the first one with the same few pixels, and the last one with the same few
+    more pixels. If neither makes a long copy, the most likely distances are tried.
 
-    It is inlined, and gets addresses: calling it, and passing arrays, would take as long as a part of the search.
+    The function is inlined and gets addresses: calling it with arrays would add a large part to the time of the search.
     """
     here = pixels + (place << shift)
     few, more = _few(here, shift), load64(here)
@@ -190,7 +191,7 @@ def _find(
         more ^= load64(here + 4) * _MULTIPLIER  # of three pixels
     first_entry, last_entry = tables + _entry(few), tables + _TABLE_BYTES + _entry(more)
     met_first, met_last = load32(first_entry) - 1, load32(last_entry) - 1
-    # Copies from far away are decoded faster, so the first place is kept, unless it only has the same hash.
+    # Copies from far away are decoded faster, so the first place is kept, unless other pixels share its entry.
     if met_first < 0 or _few(pixels + (met_first << shift), shift) != few:
         store32(first_entry, place + 1)
     store32(last_entry, place + 1)
@@ -214,7 +215,7 @@ def _few(place: int, shift: int) -> int:
 
 @njit(nogil=True, cache=True)
 def _entry(pixels: int) -> int:
-    """Where a table has the place at which some pixels were met, plus 1."""
+    """The offset of a hash table's entry for some pixels. An entry is a place plus 1; 0 means that there is none."""
     return np.int64((np.uint64(pixels) * _MULTIPLIER) >> np.uint64(64 - _HASH_BITS)) * 4
 
 
@@ -222,7 +223,7 @@ def _entry(pixels: int) -> int:
 def _better(
     here: int, few: int, shift: int, place: int, limit: int, distance: int, best: tuple[int, int]
 ) -> tuple[int, int]:
-    """The better one of two copies: that from a distance, or ``best``.
+    """Return the better one of two copies: the one from a distance, or ``best``.
 
     :param few: The pixels at ``here`` that any copy has to begin with.
     """
@@ -240,7 +241,7 @@ def _better(
 
 @njit(nogil=True, cache=True)
 def _remember(distances: Indices, distance: int) -> None:
-    """Move a distance to the front of those that were used last."""
+    """Move a distance to the front of the recently used ones."""
     at = _FIXED
     while at < _FIXED + _RECENT - 1 and distances[at] != distance:
         at += 1

@@ -9,7 +9,7 @@ from sb3_extra_buffers.errors import CorruptDataError
 
 
 class UseCounts:
-    """Numbers references from 1 on and counts their users. Unused numbers are given out again.
+    """Reference counts. References have numbers from 1 on; unused numbers are given out again.
 
     Number 0 means "no reference". It is always in use.
     """
@@ -18,11 +18,11 @@ class UseCounts:
         self._uses = np.ones(1, dtype=np.int64)
 
     def __len__(self) -> int:
-        """The largest number so far, plus one."""
+        """The largest number ever used, plus one."""
         return len(self._uses)
 
     def new(self) -> int:
-        """An unused number, whose count is now 1."""
+        """Return an unused number, and set its count to 1."""
         free = np.flatnonzero(self._uses == 0)
         if len(free) == 0:
             free = np.array([len(self._uses)])
@@ -45,7 +45,7 @@ class UseCounts:
         return unused
 
     def restart(self, size: int) -> None:
-        """Start again with so many numbers, all of them unused."""
+        """Start again with ``size`` numbers, all of them unused except 0."""
         self._uses = np.zeros(size, dtype=np.int64)
         self._uses[0] = 1
 
@@ -56,7 +56,7 @@ class UseCounts:
     def check(self, references: Indices) -> None:
         """Raise an error unless the counts are those of ``references``."""
         expected = np.bincount(references, minlength=len(self._uses))
-        expected[0] = self._uses[0]  # which is not counted
+        expected[0] = self._uses[0]  # its users are not counted
         if len(expected) > len(self._uses):
             raise CorruptDataError(f"Reference {len(expected) - 1} is in use but does not exist.")
         (wrong,) = np.nonzero(expected != self._uses)

@@ -28,7 +28,7 @@ from sb3_extra_buffers.errors import (
 )
 
 AUTO = "auto"
-"""The data decides which method this is, so no codec of this name can be created."""
+"""Observations decide which method this becomes, so no codec of this name can be created."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def parse_method(text: str) -> Method:
 
 
 def create_codec(method: str | Method, frame: FrameSpec, **options: Any) -> Codec:
-    """The codec for ``method`` and frames like ``frame``.
+    """Create the codec for ``method`` and frames of the format ``frame``.
 
     The option ``compresslevel`` overrides the level in the method's name. ``indexed_colour=True`` adds a palette. The
     other options are the codec's own.
@@ -155,7 +155,7 @@ def _valid_methods() -> str:
 
 
 def level_ranges(levels: Iterable[int]) -> str:
-    """``-100..-1 and 1..22``."""
+    """Describe levels by ranges, such as ``-100..-1 and 1..22``."""
     numbers = sorted(levels)
     gaps = [(low, high) for low, high in itertools.pairwise(numbers) if high - low > 1]
     ends = [numbers[0], *itertools.chain.from_iterable(gaps), numbers[-1]]

@@ -1,4 +1,4 @@
-"""``rle``: runs of equal elements, in NumPy. This file defines the bytes; ``rle-jit`` writes the same ones.
+"""``rle``: runs of equal elements, in NumPy. This file defines the format; ``rle-jit`` writes the same bytes.
 
 A record is the lengths of its runs, followed by the element of each run. There is no header: a run length and an
 element have known sizes, so the number of runs follows from the length of the record. Elements are compared as the
@@ -21,7 +21,7 @@ _UNSIGNED = (np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.uint32), np.dt
 
 
 def element_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The unsigned integer of the same size as ``dtype``, or, where there is none, the largest that divides it."""
+    """The unsigned integer of the same size as ``dtype`` or, if there is none, the largest whose size divides it."""
     return next(word for word in reversed(_UNSIGNED) if dtype.itemsize % word.itemsize == 0)
 
 
@@ -66,10 +66,10 @@ class RleCodec(RecordCodec):
         count, rest = divmod(len(payload), run_size + self.element_type.itemsize)
         if rest:
             raise CorruptDataError(f"it cannot have {len(payload)} bytes")
-        # A record may start at any byte of the arena. Copied, its integers are aligned.
+        # A record may start at any byte of the arena. It is copied, because integers must be aligned.
         runs = np.frombuffer(payload[: count * run_size].tobytes(), dtype=self.runs_type)
         values = np.frombuffer(payload[count * run_size :].tobytes(), dtype=self.element_type)
-        # Also one by one, because the sum of large run lengths may overflow.
+        # Each run length is checked as well, because the sum of large ones may overflow.
         if count == 0 or runs.max() > self.element_count or int(runs.sum(dtype=np.uint64)) != self.element_count:
             raise CorruptDataError(f"its runs do not add up to {self.element_count} elements")
         return np.repeat(values, runs.astype(np.intp)).view(np.uint8).data

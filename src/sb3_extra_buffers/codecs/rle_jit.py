@@ -15,14 +15,14 @@ from sb3_extra_buffers.errors import CorruptDataError, MissingPackageError
 
 
 class RleJitCodec(RleCodec):
-    """Run-length encoding with numba, without holding the interpreter's lock."""
+    """Run-length encoding with numba, which does not hold the GIL."""
 
     name = "rle-jit"
 
     def __init__(self, frame: FrameSpec, *, runs_type: npt.DTypeLike | None = None) -> None:
         super().__init__(frame, runs_type=runs_type)
         self._no_runs: Unsigned = np.empty(0, dtype=self.runs_type)
-        """Tells the kernels the dtype of runs."""
+        """An empty array, which tells the kernels the dtype of run lengths."""
         # Encode and decode one empty record, so that numba compiles for these dtypes now and not during training.
         blank = np.zeros((1, self.record_bytes), dtype=np.uint8)
         data, lengths, references = self.encode(blank, np.zeros(1, dtype=np.int64))

@@ -1,7 +1,7 @@
 """Compiled form of :mod:`.rle`. Import through :func:`sb3_extra_buffers.compiled.load_kernels` only.
 
-A record may start at any byte of the arena, where larger integers would not be aligned. So runs and elements are copied
-through small aligned arrays.
+A record may start at any byte of the arena, but integers must be aligned. So runs and elements are copied through small
+aligned arrays.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _copy(source: Bytes, target: Bytes) -> None:
 
 @njit(nogil=True, cache=True)
 def encode(elements: Unsigned, no_runs: Unsigned, longest_run: int, data: Bytes, lengths: Indices) -> int:
-    """Encode the rows of ``elements`` into ``data``, one after the other, and return how many bytes they take."""
+    """Encode the rows of ``elements`` into ``data``, one after the other. Returns how many bytes they take."""
     n_records, size = elements.shape
     record_bytes = size * elements.itemsize
     pair_bytes = no_runs.itemsize + elements.itemsize
@@ -97,7 +97,7 @@ def decode(data: Bytes, starts: Indices, lengths: Indices, no_runs: Unsigned, el
 
 
 def compile_all() -> None:
-    """For elements of one byte and runs of two, the most common case. For others, creating a codec compiles."""
+    """Compile for elements of 1 byte and run lengths of 2, the usual case. For others, creating a codec compiles."""
     elements = np.zeros((1, 8), dtype=np.uint8)
     no_runs = np.zeros(0, dtype=np.uint16)
     data, lengths = np.empty(8, dtype=np.uint8), np.zeros(1, dtype=np.int64)

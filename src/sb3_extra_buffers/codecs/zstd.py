@@ -15,10 +15,10 @@ _KERNELS = "sb3_extra_buffers.codecs.zstd_kernels"
 
 
 class ZstdCodec(RecordCodec):
-    """Zstandard with 1 to 22, or -1 to -100 for less compression and more speed.
+    """Zstandard at the levels 1 to 22, or -1 to -100 for less compression and more speed.
 
-    Where the functions of libzstd can be called directly, one compiled call decompresses a whole batch. Otherwise there
-    is a Python call for each record.
+    Where libzstd's functions can be called directly, one compiled call decompresses a whole batch. Otherwise, each
+    record takes a Python call.
     """
 
     name = "zstd"
@@ -56,7 +56,7 @@ class ZstdCodec(RecordCodec):
         try:
             return self._contexts.compressor
         except AttributeError:
-            # Records contain neither their size, which is known, nor a checksum.
+            # Records contain neither a checksum nor their size, which is known.
             self._contexts.compressor = self._library.ZstdCompressor(
                 self.compresslevel, write_content_size=False, write_checksum=False
             )

@@ -2,9 +2,9 @@
 
 A dictionary consists of raw frames, which records refer to, and of entropy tables made from later records, so that
 records need no tables of their own. The first dictionary is made from the first frames. A second one, from frames
-further apart, soon replaces it. After that, the dictionary is renewed when the records, compared with those made when
-it was new, have grown by several times its size in total. Records keep the dictionary that they were made with, and
-dictionaries are reference-counted.
+further apart, soon replaces it. After that, the dictionary is renewed when records no longer compress as well as those
+made when it was new, and this has cost several times its size. A record keeps the dictionary that it was compressed
+with: dictionaries are reference-counted.
 
 With several frames of a lane in one record (``frames_per_record``), records become far smaller, because consecutive
 frames are very similar.
@@ -26,21 +26,25 @@ from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
 
 _DICTIONARY_FRAMES = 16
+"""The number of frames in a dictionary, unless they are large."""
 _DICTIONARY_BYTES = 1 << 20
+"""A dictionary contains fewer frames if more would exceed this size."""
 _SAMPLES = 16
+"""A dictionary's entropy tables are made from this many records, unless they are large."""
 _SAMPLE_BYTES = 1 << 17
-"""A dictionary's entropy tables are made from so many records, or from fewer that have so many bytes."""
+"""Entropy tables are made from fewer records if these already have this many bytes."""
 _SPREAD = 64
-"""Every so many frames, one goes into the dictionary."""
+"""After the first dictionary, one in this many frames is collected for the next one."""
 _BASELINE_RECORDS = 1024
-"""How many records show what a new dictionary achieves."""
+"""After a new dictionary, this many records show how well it compresses. Later ones are compared with them."""
 _MOST_DICTIONARIES = 1 << 20
+"""Files with larger dictionary numbers are corrupt."""
 _WORTH_RENEWING = 8
-"""A dictionary is renewed when larger records have cost this many times its size."""
+"""A dictionary is renewed when worse compression has cost this many times its size."""
 
 
 class ZstdDictCodec(ZstdCodec):
-    """Zstandard with dictionaries from the data and the levels of ``zstd``; ``frames_per_record`` frames together."""
+    """Zstandard with dictionaries of frames, the levels of ``zstd``, and ``frames_per_record`` frames per record."""
 
     name = "zstd-dict"
     default_frames_per_record = 1
@@ -60,13 +64,14 @@ class ZstdDictCodec(ZstdCodec):
         self._samples: list[bytes] = []
         self._spread = 1
         self._planned = 2
-        """How many dictionaries are still made in any case: a first one and a better one."""
+        """How many dictionaries will still be made in any case: a first one and a better one."""
         self._frames_seen = 0
-        # Of the dictionary in use: its first records, their bytes, and by how many bytes later ones were larger.
+        # For the dictionary in use: the number of its first records, their bytes, and how many bytes later records take
+        # in excess of the mean of these.
         self._records = 0
         self._bytes = 0
         self._excess = 0.0
-        # Dictionaries in libzstd's form, made when they are needed, and their addresses.
+        # Dictionaries in libzstd's form, which are made on first use, and their addresses.
         self._for_libzstd: dict[int, libzstd.Dictionary] = {}
         self._addresses: Indices | None = None
         self._lock = threading.Lock()
@@ -173,7 +178,7 @@ class ZstdDictCodec(ZstdCodec):
         self._excess = state.number("excess")
 
     def _collect(self, records: Bytes) -> None:
-        """Collect frames and records for the next dictionary, and make it when it is due."""
+        """Collect frames and records for the next dictionary, and make it when there are enough."""
         if self._content:
             self._samples += [record.tobytes() for record in records]
             if len(self._samples) >= min(_SAMPLES, -(-_SAMPLE_BYTES // self.record_bytes)):
@@ -199,7 +204,7 @@ class ZstdDictCodec(ZstdCodec):
             self._begin_dictionary()
 
     def _begin_dictionary(self) -> None:
-        # The newest frames at the end: there, Zstandard refers to them with the fewest bits.
+        # The newest frames come last: Zstandard needs the fewest bits to refer to the end of a dictionary.
         self._content = b"".join(self._recent)
         self._samples = []
 
@@ -244,7 +249,7 @@ class ZstdDictCodec(ZstdCodec):
         content = self._dictionaries[self._current]
         kept = getattr(self._contexts, "with_dictionary", None)
         if kept is None or kept[0] is not content:
-            # Preparing it for compression takes many times its size, so it is done only for the dictionary in use.
+            # A dictionary that is prepared for compression takes many times its size, so only one is prepared.
             dictionary = self._library.ZstdCompressionDict(content)
             dictionary.precompute_compress(level=self.compresslevel)
             compressor = self._library.ZstdCompressor(

@@ -22,12 +22,12 @@ def decompress_record(
     out: int,
     size: int,
 ) -> int:
-    """Decode a record by ``ZSTD_decompress_usingDDict``, and return the number of bytes.
+    """Decompress a record to ``out`` by ``ZSTD_decompress_usingDDict``, and return the number of bytes.
 
     It is below zero if the bytes or the reference of the record are invalid.
 
-    :param record: Its address. ``dictionaries`` and ``out`` are addresses, too.
-    :param size: How many bytes there may be.
+    :param record: The address of the record. ``dictionaries`` and ``out`` are addresses, too.
+    :param size: The most bytes that fit into ``out``.
     """
     if not 0 <= reference < n_dictionaries:
         return -1
@@ -67,7 +67,7 @@ def decode(
 
 
 def compile_all() -> None:
-    # With declared types, but not where it is defined: those who gather observations do not need it.
+    # Not where it is defined: the kernels that gather batches import this module, but do not need this function.
     if not decode.signatures:
         decode.compile(INT(STORED, INTS, INTS, INTS, types.uint8[:, ::1], INT, INT, INTS))
         decode.disable_compile()
