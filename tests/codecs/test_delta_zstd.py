@@ -24,7 +24,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"_DICTIONARY_BYTES": 2048, "_FIRST_BYTES": 512, "_SAMPLE_BYTES": 256}.items():
         monkeypatch.setattr(delta_zstd, name, value)
     monkeypatch.setattr(delta_zstd, "_BASELINE_RECORDS", 4)
-    monkeypatch.setattr(delta_zstd, "_WORTH_RENEWING", 0.1)
+    monkeypatch.setattr(delta_zstd, "_RENEWAL_FACTOR", 0.1)
 
 
 class Played:

@@ -44,12 +44,12 @@ class BitpackCodec(PackedFramesCodec):
         self.predictors = default_predictors(frame)
 
     @property
-    def _smallest_frame(self) -> int:
+    def _min_frame_bytes(self) -> int:
         n_blocks, tail = divmod(self.frame.nbytes, BLOCK_BYTES)
         return 2 * n_blocks + tail
 
     @property
-    def _largest_frame(self) -> int:
+    def _max_frame_bytes(self) -> int:
         return self.frame.nbytes + 2 * (self.frame.nbytes // BLOCK_BYTES)
 
     def _pack_frame(self, frame: Bytes) -> bytes:
@@ -62,13 +62,13 @@ class BitpackCodec(PackedFramesCodec):
         return self.state()
 
     def accepts(self, state: SavedState) -> bool:
-        return np.array_equal(_predictors_in(state), self.predictors)
+        return np.array_equal(_read_predictors(state), self.predictors)
 
     def state(self) -> State:
         return {"predictors": self.predictors}
 
     def restore(self, state: SavedState) -> None:
-        self.predictors = _predictors_in(state)
+        self.predictors = _read_predictors(state)
 
 
 def default_predictors(frame: FrameSpec) -> Indices:
@@ -90,7 +90,7 @@ def default_predictors(frame: FrameSpec) -> Indices:
     return predictors
 
 
-def _predictors_in(state: SavedState) -> Indices:
+def _read_predictors(state: SavedState) -> Indices:
     predictors = state.array("predictors", np.int64, (N_PREDICTORS, 4))
     places = predictors[:, 1:]
     right = (places == 0) | (places >= BLOCK_BYTES)

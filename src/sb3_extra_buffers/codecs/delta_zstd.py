@@ -28,13 +28,13 @@ _FIRST_BYTES = 16 << 10
 """The first dictionary contains only about this many bytes of records, so that it is ready soon."""
 _SAMPLE_BYTES = 8 << 10
 """A dictionary's entropy tables are made from this many bytes of records, which follow those in the dictionary."""
-_USUAL_RECORD = 4 << 10
+_TYPICAL_RECORD_BYTES = 4 << 10
 """The size in bytes that compressors expect of a record."""
-_SPREADS = (1, 4, 16)
+_SAMPLING_INTERVALS = (1, 4, 16)
 """The first three dictionaries are always made: of every record, then of every fourth one, then of every 16th."""
 _BASELINE_RECORDS = 512
 """After a new dictionary, this many records show how well it compresses. Later ones are compared with them."""
-_WORTH_RENEWING = 8
+_RENEWAL_FACTOR = 8
 """A dictionary is renewed when worse compression has cost this many times its size."""
 
 
@@ -135,7 +135,7 @@ class DeltaZstdCodec(DeltaCodec):
         parameters = self._library.ZstdCompressionParameters.from_level(
             self.compresslevel,
             dict_size=len(content),
-            source_size=_USUAL_RECORD,  # for larger records, the compressor would take megabytes
+            source_size=_TYPICAL_RECORD_BYTES,  # for larger records, the compressor would take megabytes
             write_content_size=False,
             write_checksum=False,
             write_dict_id=False,
@@ -170,7 +170,7 @@ class DeltaZstdCodec(DeltaCodec):
         if not dictionary.is_valid:
             raise CorruptDataError(f"A dictionary of {len(own)} bytes is not one of Zstandard.")
         number = super().import_reference(frame)
-        self._give_dictionary(number, dictionary)
+        self._set_dictionary(number, dictionary)
         return number
 
     def state(self) -> State:
@@ -214,14 +214,14 @@ class DeltaZstdCodec(DeltaCodec):
         self._compressor, self._dictionary = self._new_compressor(used[0].content), used[0]
         for reference, number in enumerate(numbers.tolist()):
             if reference != NO_REFERENCE:
-                self._give_dictionary(reference, used[number])
+                self._set_dictionary(reference, used[number])
 
     def _new_reference(self, frame: Bytes) -> int:
         number = super()._new_reference(frame)
-        self._give_dictionary(number, self._dictionary)
+        self._set_dictionary(number, self._dictionary)
         return number
 
-    def _give_dictionary(self, reference: int, dictionary: Dictionary) -> None:
+    def _set_dictionary(self, reference: int, dictionary: Dictionary) -> None:
         if reference >= len(self._addresses):
             more = np.zeros(max(len(self._frames), reference + 1) - len(self._addresses), dtype=np.int64)
             self._addresses = np.append(self._addresses, more)
@@ -234,13 +234,13 @@ class DeltaZstdCodec(DeltaCodec):
 
     def _collect(self, steps: memoryview) -> None:
         """Keep a record for the next dictionary, unless none is planned and compression is as good as ever."""
-        is_planned = self._n_made < len(_SPREADS)
+        is_planned = self._n_made < len(_SAMPLING_INTERVALS)
         self._seen += 1
-        if not is_planned and 2 * self._excess < self._worth_renewing:
+        if not is_planned and 2 * self._excess < self._renewal_threshold:
             self._recent.clear()
             self._recent_bytes = 0
             return
-        if self._seen % _SPREADS[self._n_made if is_planned else -1]:
+        if self._seen % _SAMPLING_INTERVALS[self._n_made if is_planned else -1]:
             return
         self._recent.append(steps.tobytes())
         self._recent_bytes += len(steps)
@@ -272,9 +272,9 @@ class DeltaZstdCodec(DeltaCodec):
             self._bytes_after += after
             return
         self._excess = max(0.0, self._excess + after - before * self._bytes_after / self._bytes_before)
-        if self._excess > self._worth_renewing and self._recent_bytes > _FIRST_BYTES:
+        if self._excess > self._renewal_threshold and self._recent_bytes > _FIRST_BYTES:
             self._is_due = True
 
     @property
-    def _worth_renewing(self) -> int:
-        return _WORTH_RENEWING * len(self._dictionary.content)
+    def _renewal_threshold(self) -> int:
+        return _RENEWAL_FACTOR * len(self._dictionary.content)

@@ -18,9 +18,9 @@ import numpy as np
 
 from sb3_extra_buffers.codecs.base import Indices
 
-_MOST_STATISTICS = 1 << 12
+_ENTROPY_TABLE_BYTES = 1 << 12
 """Room for the header and the entropy tables of a dictionary, in bytes."""
-_LEVEL = 1
+_SAMPLE_LEVEL = 1
 """The level at which samples are compressed to make entropy tables."""
 _DICTIONARY_MAGIC = (0xEC30A437).to_bytes(4, "little")
 MISSING = -1
@@ -83,11 +83,11 @@ def make_dictionary(content: bytes, samples: list[bytes]) -> bytes:
     library = _library()
     if library is None:
         return content
-    out = ctypes.create_string_buffer(len(content) + _MOST_STATISTICS)
+    out = ctypes.create_string_buffer(len(content) + _ENTROPY_TABLE_BYTES)
     size = library.ZDICT_finalizeDictionary(
         out, len(out), content, len(content),
         b"".join(samples), (_SIZE * len(samples))(*map(len, samples)), len(samples),
-        _DictionaryParameters(_LEVEL, 0, 0),
+        _DictionaryParameters(_SAMPLE_LEVEL, 0, 0),
     )  # fmt: skip
     return content if library.ZDICT_isError(size) else out.raw[:size]
 

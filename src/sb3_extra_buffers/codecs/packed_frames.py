@@ -39,12 +39,12 @@ class PackedFramesCodec(Codec):
 
     @property
     @abstractmethod
-    def _smallest_frame(self) -> int:
+    def _min_frame_bytes(self) -> int:
         """The fewest bytes that a frame can take."""
 
     @property
     @abstractmethod
-    def _largest_frame(self) -> int:
+    def _max_frame_bytes(self) -> int:
         """The most bytes that a frame can take, which may be more than a raw frame takes."""
 
     @abstractmethod
@@ -57,7 +57,7 @@ class PackedFramesCodec(Codec):
 
     @property
     def min_encoded_size(self) -> int:
-        return min(self.frames_per_record * (4 + self._smallest_frame) + self.padding, self.record_bytes)
+        return min(self.frames_per_record * (4 + self._min_frame_bytes) + self.padding, self.record_bytes)
 
     def encode(self, records: Bytes, lanes: Indices) -> Encoded:
         kernels = load_kernels(_KERNELS)
@@ -68,7 +68,7 @@ class PackedFramesCodec(Codec):
             lengths = np.array([len(record) for record in encoded], dtype=np.int64)
         else:
             # The kernel may write more than a raw record, before it finds that raw is smaller.
-            room = self.frames_per_record * (4 + self._largest_frame - self.frame.nbytes) + 2 * self.padding
+            room = self.frames_per_record * (4 + self._max_frame_bytes - self.frame.nbytes) + 2 * self.padding
             out = np.empty(records.size + room, dtype=np.uint8)
             lengths = np.empty(len(records), dtype=np.int64)
             size = kernels.encode(frames, self.predictors, self.planes, self.frame.row_bytes, out, lengths)

@@ -50,27 +50,27 @@ class PixelLzCodec(PackedFramesCodec):
         return self.state()
 
     def accepts(self, state: SavedState) -> bool:
-        return self._planes_in(state) == self.planes
+        return self._read_planes(state) == self.planes
 
     def state(self) -> State:
         return {"planes": self.planes}
 
     def restore(self, state: SavedState) -> None:
-        self.planes = self._planes_in(state)
+        self.planes = self._read_planes(state)
 
-    def _planes_in(self, state: SavedState) -> int:
+    def _read_planes(self, state: SavedState) -> int:
         planes = state.integer("planes", 1, _RGB)
         if planes not in (1, _RGB) or self.frame.nbytes % planes:
             raise state.error("planes", f"are {planes} of a frame of {self.frame.nbytes} bytes")
         return planes
 
     @property
-    def _smallest_frame(self) -> int:
+    def _min_frame_bytes(self) -> int:
         pixels = self.frame.nbytes // self.planes
         return STEP_BYTES * -(-pixels // (MOST_LITERALS + LONGEST_COPY))
 
     @property
-    def _largest_frame(self) -> int:
+    def _max_frame_bytes(self) -> int:
         n_steps = self.frame.nbytes // self.planes // MOST_LITERALS + 1
         return self.frame.nbytes + STEP_BYTES * n_steps
 

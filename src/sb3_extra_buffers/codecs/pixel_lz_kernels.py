@@ -43,8 +43,8 @@ _FIXED, _RECENT = 2, 6
 are tried right after a copy."""
 _SLOW_DISTANCE = 64
 """Copies from fewer pixels away are slow: they read bytes that were just written, and the processor has to wait."""
-_PATIENCE = 6
-"""After ``2**_PATIENCE`` pixels without a copy, the encoder no longer looks for a copy at every pixel."""
+_SKIP_TRIGGER = 6
+"""After ``2**_SKIP_TRIGGER`` pixels without a copy, the encoder no longer looks for a copy at every pixel."""
 
 
 def _copy_pixels(typing_context: Any, target: Any, distance: Any) -> Any:
@@ -106,7 +106,7 @@ def pack_frame(frame: int, size: int, out: int, planes: int, row: int) -> int:
     :param row: Pixels from one row of an image to the next; 0 if unknown.
     """
     n_pixels, shift = size // planes, 2 if planes == 3 else 0
-    pixels = _side_by_side(frame, n_pixels, planes)
+    pixels = _interleave_planes(frame, n_pixels, planes)
     steps = np.empty(STEP_BYTES * (n_pixels + 1) + 1, dtype=np.uint8)
     tables = np.zeros(2 * _TABLE_BYTES, dtype=np.uint8)
     distances = np.zeros(_FIXED + _RECENT, dtype=np.int64)
@@ -116,12 +116,14 @@ def pack_frame(frame: int, size: int, out: int, planes: int, row: int) -> int:
     place, done = 0, 0
     while place < n_pixels:
         n_tried = _FIXED + _RECENT if place == done else _FIXED  # an earlier distance often serves again after a copy
-        length, distance = _find(address(pixels), n_pixels, shift, place, address(tables), address(distances), n_tried)
+        length, distance = _find_copy(
+            address(pixels), n_pixels, shift, place, address(tables), address(distances), n_tried
+        )
         if length < shortest:
-            place += 1 + ((place - done) >> _PATIENCE)
+            place += 1 + ((place - done) >> _SKIP_TRIGGER)
             continue
         steps_end, end = _add_steps(steps_end, end, frame + done, n_pixels, planes, place - done, length, distance)
-        _remember(distances, distance)
+        _move_to_front(distances, distance)
         place += length
         done = place
     if done < n_pixels:
@@ -160,7 +162,7 @@ def _add_steps(
 
 
 @njit(nogil=True, cache=True)
-def _side_by_side(frame: int, n_pixels: int, planes: int) -> Bytes:
+def _interleave_planes(frame: int, n_pixels: int, planes: int) -> Bytes:
     """The pixels of a frame, followed by zeros. Pixels of RGB images become 4 bytes each: red, green, blue, 0."""
     size = 4 * n_pixels if planes == 3 else n_pixels
     pixels = np.empty(size + 2 * VECTOR_BYTES, dtype=np.uint8)
@@ -175,7 +177,7 @@ def _side_by_side(frame: int, n_pixels: int, planes: int) -> Bytes:
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _find(
+def _find_copy(
     pixels: int, n_pixels: int, shift: int, place: int, tables: int, distances: int, n_distances: int
 ) -> tuple[int, int]:
     """Find the best copy for a place. Returns its length and distance; the length is 0 if there is none.
@@ -186,29 +188,29 @@ def _find(
     The function is inlined and gets addresses: calling it with arrays would add a large part to the time of the search.
     """
     here = pixels + (place << shift)
-    few, more = _few(here, shift), load64(here)
+    prefix, longer_prefix = _load_prefix(here, shift), load64(here)
     if shift:
-        more ^= load64(here + 4) * _MULTIPLIER  # of three pixels
-    first_entry, last_entry = tables + _entry(few), tables + _TABLE_BYTES + _entry(more)
+        longer_prefix ^= load64(here + 4) * _MULTIPLIER  # of three pixels
+    first_entry, last_entry = tables + _entry(prefix), tables + _TABLE_BYTES + _entry(longer_prefix)
     met_first, met_last = load32(first_entry) - 1, load32(last_entry) - 1
     # Copies from far away are decoded faster, so the first place is kept, unless other pixels share its entry.
-    if met_first < 0 or _few(pixels + (met_first << shift), shift) != few:
+    if met_first < 0 or _load_prefix(pixels + (met_first << shift), shift) != prefix:
         store32(first_entry, place + 1)
     store32(last_entry, place + 1)
     limit, best = n_pixels - place, (0, 0)
     if met_first >= 0:
-        best = _better(here, few, shift, place, limit, place - met_first, best)
+        best = _better_copy(here, prefix, shift, place, limit, place - met_first, best)
     if met_last >= 0:
-        best = _better(here, few, shift, place, limit, place - met_last, best)
+        best = _better_copy(here, prefix, shift, place, limit, place - met_last, best)
     if best[0] > LONGEST_COPY:
         return best
     for i in range(n_distances):
-        best = _better(here, few, shift, place, limit, load_int(distances + 8 * i), best)
+        best = _better_copy(here, prefix, shift, place, limit, load_int(distances + 8 * i), best)
     return best
 
 
 @njit(nogil=True, cache=True)
-def _few(place: int, shift: int) -> int:
+def _load_prefix(place: int, shift: int) -> int:
     """The fewest pixels that are worth a copy: two of an RGB image, or four bytes."""
     return load64(place) if shift else np.uint64(load32(place))
 
@@ -220,17 +222,17 @@ def _entry(pixels: int) -> int:
 
 
 @njit(nogil=True, cache=True)
-def _better(
-    here: int, few: int, shift: int, place: int, limit: int, distance: int, best: tuple[int, int]
+def _better_copy(
+    here: int, prefix: int, shift: int, place: int, limit: int, distance: int, best: tuple[int, int]
 ) -> tuple[int, int]:
     """Return the better one of two copies: the one from a distance, or ``best``.
 
-    :param few: The pixels at ``here`` that any copy has to begin with.
+    :param prefix: The pixels at ``here`` that any copy has to begin with.
     """
     if distance <= 0 or distance > min(place, LONGEST_DISTANCE):
         return best
     there = here - (distance << shift)
-    if _few(there, shift) != few:
+    if _load_prefix(there, shift) != prefix:
         return best
     if 1 < distance <= LONGEST_COPY:
         limit = min(limit, distance)
@@ -240,7 +242,7 @@ def _better(
 
 
 @njit(nogil=True, cache=True)
-def _remember(distances: Indices, distance: int) -> None:
+def _move_to_front(distances: Indices, distance: int) -> None:
     """Move a distance to the front of the recently used ones."""
     at = _FIXED
     while at < _FIXED + _RECENT - 1 and distances[at] != distance:

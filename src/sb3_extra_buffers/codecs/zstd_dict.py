@@ -33,13 +33,13 @@ _SAMPLES = 16
 """A dictionary's entropy tables are made from this many records, unless they are large."""
 _SAMPLE_BYTES = 1 << 17
 """Entropy tables are made from fewer records if these already have this many bytes."""
-_SPREAD = 64
+_SAMPLING_INTERVAL = 64
 """After the first dictionary, one in this many frames is collected for the next one."""
 _BASELINE_RECORDS = 1024
 """After a new dictionary, this many records show how well it compresses. Later ones are compared with them."""
 _MOST_DICTIONARIES = 1 << 20
 """Files with larger dictionary numbers are corrupt."""
-_WORTH_RENEWING = 8
+_RENEWAL_FACTOR = 8
 """A dictionary is renewed when worse compression has cost this many times its size."""
 
 
@@ -189,7 +189,7 @@ class ZstdDictCodec(ZstdCodec):
                 if self._frames_seen == (self._dictionary_frames - 1) * self._spread and self._planned > 0:
                     self._begin_dictionary()
                     self._planned -= 1
-                    self._spread, self._frames_seen = _SPREAD, 0
+                    self._spread, self._frames_seen = _SAMPLING_INTERVAL, 0
             self._frames_seen += 1
 
     def _track_sizes(self, lengths: Indices) -> None:
@@ -200,7 +200,7 @@ class ZstdDictCodec(ZstdCodec):
             self._bytes += int(lengths.sum())
             return
         self._excess = max(0.0, self._excess + float(lengths.sum()) - len(lengths) * self._bytes / self._records)
-        if self._excess > _WORTH_RENEWING * len(self._dictionaries[self._current]) and not self._content:
+        if self._excess > _RENEWAL_FACTOR * len(self._dictionaries[self._current]) and not self._content:
             self._begin_dictionary()
 
     def _begin_dictionary(self) -> None:

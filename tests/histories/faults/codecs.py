@@ -75,7 +75,7 @@ CODEC_FAULTS = [
     Fault(
         "delta-zstd: a reference of another buffer gets the dictionary of this one",
         DELTA_ZSTD,
-        "        self._give_dictionary(number, dictionary)\n        return number",
+        "        self._set_dictionary(number, dictionary)\n        return number",
         "        return number",
         BOTH,
         segments=True,
@@ -89,8 +89,8 @@ CODEC_FAULTS = [
     Fault(
         "delta-zstd: references have other dictionaries after a load",
         DELTA_ZSTD,
-        "                self._give_dictionary(reference, used[number])",
-        "                self._give_dictionary(reference, used[0])",
+        "                self._set_dictionary(reference, used[number])",
+        "                self._set_dictionary(reference, used[0])",
     ),
     Fault(
         "gathering: a record is decompressed over the frame that it is applied to",
