@@ -1,9 +1,9 @@
-"""What only programs written for version 0.5 need. Nothing else in the library uses it.
+"""Keep programs written for version 0.5 working. New programs do not need this package.
 
 * Names and modules that have moved. They work, with a ``DeprecationWarning`` that says what to use instead. ``NAMES``
-  has the names that modules have lost, ``MODULES`` the modules that are gone. Each package calls
-  :func:`serve_old_names` when it has been imported.
-* :class:`OldAttributes`, which buffers had.
+  lists names that modules have lost, ``MODULES`` modules that are gone. Each package calls :func:`serve_old_names` at
+  the end of its import.
+* :class:`OldAttributes`, attributes that buffers had.
 * :mod:`.device`: memory, methods and estimates of ``gpu_buffers``.
 
 Importing this module imports neither torch nor SB3, because the package itself imports it.
@@ -29,7 +29,7 @@ class Moved(NamedTuple):
     new: str
     """What to write instead."""
     make: Callable[[], Any] | None = None
-    """Returns the object, if ``new`` is not where it is."""
+    """Returns the object, if ``new`` is not its import path."""
 
 
 def _all_in(home: str, *names: str) -> dict[str, Moved]:
@@ -91,7 +91,7 @@ def old_name(module: str, name: str, stacklevel: int = 2) -> Any:
 
 
 def serve_old_names(package: str) -> None:
-    """Add the names and modules that ``package`` had in version 0.5 and has no more. Each is found on first use."""
+    """Add the names and modules that ``package`` had in version 0.5 and has no more. Each is imported on first use."""
     for name in NAMES | MODULES:
         parent, _, child = name.rpartition(".")
         if package not in (name, parent):
@@ -99,7 +99,7 @@ def serve_old_names(package: str) -> None:
         if name in MODULES:
             sys.modules[name] = ModuleType(name, "A module of version 0.5.")
             setattr(sys.modules[package], child, sys.modules[name])
-        if name in sys.modules:  # packages inside this one call this function themselves
+        if name in sys.modules:  # a subpackage that is not imported yet calls this function itself
             vars(sys.modules[name]).setdefault("__getattr__", functools.partial(old_name, name))
 
 
@@ -112,7 +112,7 @@ class OldAttributes:
 
     @property
     def dtypes(self) -> dict[str, Any]:
-        """``elem_type`` and ``runs_type``; of each key in a Dict space."""
+        """``elem_type`` and ``runs_type``; with a Dict space, for each key."""
         from sb3_extra_buffers.compressed import find_buffer_dtypes
 
         return self._for_space("dtypes", "find_buffer_dtypes()", lambda shape, dtype: find_buffer_dtypes(shape, dtype))
@@ -127,7 +127,7 @@ class OldAttributes:
         )
 
     def reconstruct_obs(self, idx: int, env_idx: int | None = None) -> Any:
-        """One observation, decoded. A rollout that SB3 has flattened has no ``env_idx``."""
+        """Decode one observation. Leave out ``env_idx`` if SB3 has flattened the rollout."""
         _warn("reconstruct_obs()", "buffer.observations[idx, env_idx]")
         return _item(self.observations, idx if env_idx is None else (idx, env_idx))
 

@@ -1,11 +1,11 @@
 """What ``gpu_buffers`` of version 0.5 had besides buffers: dtypes, packed memory, methods for tensors, estimates.
 
-Import it from the modules of ``gpu_buffers`` that had it: ``metadata``, ``methods``, ``raw_buffer``,
-``size_estimation`` and ``utils``. All of them are this module.
+Import its names from the modules of ``gpu_buffers`` that had them: ``metadata``, ``methods``, ``raw_buffer``,
+``size_estimation`` and ``utils``. All of these modules are this one.
 
-The estimates say how much memory observations will need before any was seen. They assume that observations compress as
-well as those of MsPacman. The ratios were measured; ``scripts/fit_heap_heuristic.py`` fits curves to them. Buffers
-allocate memory as needed, without an estimate.
+The estimates say how much memory observations will need, before the first one is stored. They assume that observations
+compress as well as those of MsPacman: ``scripts/fit_heap_heuristic.py`` fits curves to measured ratios. The buffers do
+not use estimates: they allocate memory as needed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RawBuffer:
     def __init__(self, size: int, device: th.device | str = "cpu") -> None:
         self.device = th.device(device)
         self.bytes = th.empty(size, dtype=th.uint8, device=device)
-        """All of it as a tensor."""
+        """All bytes as a tensor of ``uint8``."""
 
     def __len__(self) -> int:
         return self.bytes.shape[0]
@@ -72,7 +72,7 @@ class RawBuffer:
         return self.bytes.untyped_storage()
 
     def resize(self, size: int) -> None:
-        """Make it larger or smaller. What fits keeps its place."""
+        """Change the size. The bytes that still fit are kept."""
         smaller, self.bytes = self.bytes, self.bytes.new_empty(size)
         kept = min(size, len(smaller))
         self.bytes[:kept] = smaller[:kept]
@@ -86,9 +86,9 @@ class SharedRawHeap:
     """Cells of any length, back to back in one :class:`RawBuffer`.
 
     A cell that is written again leaves its old bytes behind as a hole. Holes are closed when room is needed, before the
-    heap grows, and by :meth:`compact`. Where cells lie is kept on the host, so that no operation waits for the device.
+    heap grows, and by :meth:`compact`. The host knows where each cell is, so no operation waits for the device.
 
-    :param heap_bytes: The most that the heap may take. By default it grows as needed.
+    :param heap_bytes: The largest size of the heap. By default, it grows as needed.
     """
 
     def __init__(self, n_cells: int, device: th.device | str = "cpu", heap_bytes: int | None = None) -> None:
@@ -101,14 +101,14 @@ class SharedRawHeap:
         self.lengths = th.zeros(n_cells, dtype=th.int64)
         """The bytes in each cell; 0 where nothing was written."""
         self.data_end = 0
-        """Everything from here on is free."""
+        """Where the free bytes at the end begin."""
 
     @property
     def live_bytes(self) -> int:
         return int(self.lengths.sum())
 
     def write(self, cell: int, payload: th.Tensor) -> None:
-        """Replace what is in a cell by the bytes of ``payload``, a tensor of ``uint8`` on any device."""
+        """Replace the contents of a cell by ``payload``, a tensor of ``uint8`` on any device."""
         size = payload.numel()
         if self.data_end + size > len(self.raw):
             self._make_room(cell, size)
@@ -126,7 +126,7 @@ class SharedRawHeap:
         self.lengths[cell] = 0
 
     def compact(self, size: int | None = None) -> None:
-        """Close all holes. The heap then has ``size`` bytes, by default as many as are in cells."""
+        """Close all holes, and resize the heap to ``size`` bytes; by default, to the bytes in cells."""
         order = self.start_idx.argsort(stable=True)
         starts, lengths = self.start_idx[order], self.lengths[order]
         new_starts = lengths.cumsum(0) - lengths
@@ -138,7 +138,7 @@ class SharedRawHeap:
         self.raw.bytes[: self.data_end] = packed
 
     def _make_room(self, cell: int, size: int) -> None:
-        """For ``size`` bytes that will replace those of ``cell``. Nothing changes if there is not enough."""
+        """Make room for ``size`` bytes that will replace ``cell``, or raise an error before anything has changed."""
         old_length = int(self.lengths[cell])
         needed = self.live_bytes - old_length + size
         limit = self.heap_bytes
@@ -183,10 +183,10 @@ class TensorCompressionMethod(CompressionMethod):
 
 
 COMPRESSION_METHOD_MAP = {name: TensorCompressionMethod(name) for name in ("none", "rle", "zstd")}
-"""Every method of buffers on a device that can stand alone."""
+"""Those methods of GPU buffers whose records do not depend on other observations."""
 
 OVERALLOC_FACTOR = 1.5
-"""How many times the estimate to reserve."""
+"""The bytes to reserve, as a multiple of the estimate."""
 
 RATIOS_BY_LEVEL = {
     "zstd": {-100: 0.360, -50: 0.284, -20: 0.168, -5: 0.077, -3: 0.069, -1: 0.061}
@@ -200,15 +200,15 @@ RATIOS_BY_LEVEL = {
 MEASURED_RATIOS = {"none": 1.001, "rle": 0.753} | {
     f"{family}/{level}": ratio for family, ratios in RATIOS_BY_LEVEL.items() for level, ratio in ratios.items()
 }
-"""The same by the name of a method, with those of methods without levels."""
+"""These ratios by the name of a method, and those of methods without levels."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The ratio of a family of methods as a polynomial of the level, within the levels and ratios measured."""
+    """The ratio of a family of methods as a polynomial of the level, clipped to the measured levels and ratios."""
 
     coefficients: tuple[float, ...]
-    """Of the highest power first."""
+    """Those of the highest power first."""
     levels: tuple[int, int]
     ratios: tuple[float, float]
 
@@ -231,6 +231,7 @@ CURVES = {
 
 _DEFAULT_LEVELS = {"zstd": -3, "gzip": 3, "igzip": 1, "lz4-frame": 1, "lz4-block": 1}
 _LIKE = {"rle-jit": "rle", "zstd-dict": "zstd"}
+"""Methods that were not measured, and the method whose ratio they get."""
 _DELTA_RATIO = 0.1
 
 

@@ -81,7 +81,7 @@ __all__ = [
     "init_jit",
 ]
 
-# They need sb3-contrib, so they are imported on first use, and `from ... import *` leaves them out.
+# These classes need sb3-contrib. They are imported on first use, and `from ... import *` leaves them out.
 _FROM_CONTRIB = {
     "CompressedMaskableDictRolloutBuffer": "maskable_buffer",
     "CompressedMaskableRolloutBuffer": "maskable_buffer",

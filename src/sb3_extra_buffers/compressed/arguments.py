@@ -2,7 +2,7 @@
 
 Each constructor has the positional arguments of SB3's class, in the same order. Our own options are keyword-only, and
 only the constructor that uses an option names it. Derived classes pass options on as ``**options``, typed by a
-``TypedDict``. :func:`signature_of` adds them to what ``inspect.signature`` shows.
+``TypedDict``. :func:`signature_of` makes ``inspect.signature`` show them all.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class SequenceOptions(StorageOptions, total=False):
 def signature_of(cls: type, root: type) -> inspect.Signature:
     """The signature of ``cls``, with the arguments of its base classes in place of ``**options``.
 
-    :param root: Look at classes derived from this one only. SB3's have no further arguments.
+    :param root: Collect arguments from this class and those derived from it. SB3's classes have no others.
     """
     # Not issubclass(): while a class is being created, abc would cache the wrong answer in its parent.
     constructors = list(_constructors(base for base in cls.__mro__ if root in base.__mro__))

@@ -33,8 +33,8 @@ from sb3_extra_buffers.storage.usage import MemoryUsage, readable
 class BaseCompressedBuffer(OldAttributes, SegmentBuffer):
     """A mixin for SB3's buffer classes that keeps observations in compressed stores instead of arrays.
 
-    SB3's class does everything else. It allocates no observations, because its constructor gets a space without
-    elements.
+    SB3's class does everything else. Its constructor gets a space without elements, so it allocates no memory for
+    observations.
 
     :param compression_method: ``"auto"``, or a method of ``sb3_extra_buffers.codecs.registry``, with a level if it has
         one (``"zstd-5"``, ``"lz4-frame/1"``).
@@ -54,8 +54,9 @@ class BaseCompressedBuffer(OldAttributes, SegmentBuffer):
     :param verify: Keep a checksum of every observation, and compare it whenever the observation is read.
     """
 
-    verify: bool = False  # for pickles of 1.0.0.dev0, which had no such option
+    verify: bool = False  # for pickles of 1.0.0.dev0, which lack this option
     _n_columns = 1
+    """Observations that a store keeps per slot and environment: 2 if next observations are stored, too."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -133,7 +134,7 @@ class BaseCompressedBuffer(OldAttributes, SegmentBuffer):
         self._outputs.device = device
 
     def _create_state(self) -> None:
-        """Create further attributes of a derived class. SB3's arrays and the stores exist already."""
+        """Create the attributes that a derived class adds. SB3's arrays and the stores exist already."""
 
     def to_torch(self, array: npt.NDArray[Any], copy: bool = True) -> th.Tensor:
         device = self._outputs.device
@@ -148,7 +149,7 @@ class BaseCompressedBuffer(OldAttributes, SegmentBuffer):
         return super().to_torch(array, copy)
 
     def memory_usage(self) -> MemoryUsage:
-        """The memory that the current contents use, by kind."""
+        """The memory that the stored transitions take, by kind."""
         filled, transitions = self.size() / self.buffer_size, self.size() * self.n_envs
         attributes = list(vars(self).values())  # a copy: another thread may add attributes meanwhile
         fields = round(filled * sum(array.nbytes for array in attributes if isinstance(array, np.ndarray)))
@@ -212,7 +213,7 @@ class BaseCompressedBuffer(OldAttributes, SegmentBuffer):
         return ObservationStore(**arguments)
 
     def _column(self, column: int, shift: int = 0) -> Any:
-        """A column of all stores, as SB3 expects it: an array, or a dict of arrays."""
+        """A column of all stores in SB3's form: an array, or a dict of arrays. Index ``t`` reads slot ``t + shift``."""
         arrays = {key: ObservationArray(store, column, shift) for key, store in self._stores.items()}
         return arrays if isinstance(self.observation_space, spaces.Dict) else arrays[SINGLE]
 

@@ -21,16 +21,17 @@ class CompressedArray(np.ndarray):
     To NumPy it is an array of objects that takes no memory. Only whole observations can be read and written. To
     compute with all of them, decode them with :meth:`to_numpy`.
 
-    ``buffer``, ``offset``, ``strides`` and ``order`` are arguments of ``numpy.ndarray`` about memory, which this array
-    does not have. The last four are those of :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`.
+    ``buffer``, ``offset``, ``strides`` and ``order`` describe the memory of a ``numpy.ndarray``. This array has none:
+    leave them out. The last four arguments are those of
+    :class:`~sb3_extra_buffers.compressed.base.BaseCompressedBuffer`.
 
     :param shape: ``(slots,)`` or ``(slots, envs)``. Consecutive observations of one environment compress best.
-    :param dtype: Of an observation.
-    :param obs_shape: Of an observation.
+    :param dtype: The dtype of an observation.
+    :param obs_shape: The shape of an observation.
     """
 
     _items: ObservationArray | None = None
-    # Arithmetic on the objects inside would be meaningless.
+    # The elements are placeholders: arithmetic on them would be meaningless.
     __array_ufunc__ = None  # type: ignore[assignment]
 
     def __new__(
@@ -69,12 +70,12 @@ class CompressedArray(np.ndarray):
 
     @property
     def nbytes(self) -> int:
-        """Memory of the compressed observations and their index."""
+        """Bytes of the compressed observations, their reference frames and their index."""
         store = self._stored.store
         return store.payload_bytes + store.reference_bytes + store.index_bytes(1.0)
 
     def to_numpy(self) -> npt.NDArray[Any]:
-        """All observations, decoded, as an array of shape ``shape + obs_shape``."""
+        """Decode all observations into an array of shape ``shape + obs_shape``."""
         return np.asarray(self[:])
 
     decompress = to_numpy
@@ -106,7 +107,7 @@ class CompressedArray(np.ndarray):
         return self._items
 
     def _place(self, key: Any) -> Any:
-        """``key`` with an environment in second place, also if the array has no axis for it."""
+        """Add environment 0 to ``key`` if the array has no axis for environments: its store always has one."""
         key = slice(None) if key is Ellipsis else key
         if self.ndim == 2:
             return key

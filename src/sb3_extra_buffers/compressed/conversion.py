@@ -1,4 +1,4 @@
-"""Convert replay buffers to and from SB3's buffers, datasets of Minari and LeRobot, and plain arrays, slot by slot."""
+"""Convert replay buffers to and from SB3's buffers, Minari and LeRobot datasets, and to arrays, piece by piece."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _SLOTS_AT_ONCE = 256
+"""How many slots :meth:`Conversions.to_sb3` decodes at a time, to limit its memory."""
 _FIELDS = ("actions", "rewards", "dones", "timeouts")
 
 
 class Episode(NamedTuple):
-    """One episode of a buffer. It has one observation more than it has actions."""
+    """One episode of a buffer. It has one more observation than actions."""
 
     observations: Any
     actions: npt.NDArray[Any]
@@ -45,7 +46,7 @@ class Conversions(SaveableBuffer, ReplayBuffer):
     """Methods that convert a compressed replay buffer."""
 
     def to_numpy(self, chunk_size: int = 1024) -> Iterator[dict[str, Any]]:
-        """All transitions as SB3's arrays, oldest first, ``chunk_size`` slots at a time.
+        """Yield all transitions as arrays like SB3's, oldest first, ``chunk_size`` slots at a time.
 
         Each chunk has ``observations``, ``next_observations``, ``actions``, ``rewards``, ``dones`` and ``timeouts`` of
         shape ``(slots, n_envs, ...)``; observations of a Dict space are dicts.
@@ -60,9 +61,9 @@ class Conversions(SaveableBuffer, ReplayBuffer):
             }
 
     def to_sb3(self) -> ReplayBuffer:
-        """SB3's ``ReplayBuffer`` or ``DictReplayBuffer`` with the same transitions in the same places."""
+        """Create SB3's ``ReplayBuffer`` or ``DictReplayBuffer`` with the same transitions in the same slots."""
         is_dict = isinstance(self.observation_space, spaces.Dict)
-        optimize = self.optimize_memory_usage and not is_dict  # which SB3's Dict buffer does not have
+        optimize = self.optimize_memory_usage and not is_dict  # SB3's Dict buffer does not support it
         plain = (DictReplayBuffer if is_dict else ReplayBuffer)(
             self.buffer_size * self.n_envs,
             self.observation_space,  # type: ignore[arg-type]  # a Dict space for the Dict buffer
@@ -76,7 +77,7 @@ class Conversions(SaveableBuffer, ReplayBuffer):
         with self._lock.held:
             for name in _FIELDS:
                 getattr(plain, name)[:] = self._field_rows(name)
-            # With optimize_memory_usage, the next observation of the newest transition is one slot further.
+            # With optimize_memory_usage, the next observation of the newest transition is in the next slot.
             used = self.buffer_size if self.full else min(self.pos + int(optimize), self.buffer_size)
             for start in range(0, used, _SLOTS_AT_ONCE):
                 slots = slice(start, min(start + _SLOTS_AT_ONCE, used))
@@ -87,7 +88,9 @@ class Conversions(SaveableBuffer, ReplayBuffer):
 
     @classmethod
     def from_sb3(cls, source: ReplayBuffer | str | Path, device: th.device | str = "auto", **kwargs: Any) -> Self:
-        """A buffer with the transitions of one of SB3's, in the same places, so that it samples the same.
+        """Create a buffer from one of SB3's.
+
+        Transitions keep their slots, so both buffers sample the same batches under the same seed.
 
         :param source: A ``ReplayBuffer`` or ``DictReplayBuffer``, or a file of ``model.save_replay_buffer``. Such a
             file is a pickle, which can run any code: pass only files that you trust.
@@ -122,17 +125,17 @@ class Conversions(SaveableBuffer, ReplayBuffer):
         return buffer
 
     def to_minari(self, dataset_id: str, **kwargs: Any) -> MinariDataset:
-        """Write a dataset of Minari, with one episode for each whole or partial episode in the buffer.
+        """Write the buffer as a Minari dataset, which has an episode for each whole or partial episode.
 
         An episode that has not ended, or that the environment reset without a ``done``, ends with a truncation in the
-        dataset. An episode whose beginning was overwritten begins later. Images are stored without loss.
+        dataset. An episode whose first steps were overwritten begins at its oldest step left. Images are lossless.
 
         :param dataset_id: In Minari's format: ``"game/name-v0"``.
         :param kwargs: Further arguments of ``minari.create_dataset_from_buffers``.
         """
         minari = _minari()
         given = {"observation_space": self.observation_space, "action_space": self.action_space, "jpeg_encoding": False}
-        # Its annotation asks for a list of episodes, but it takes one after the other.
+        # It is annotated to take a list, but a generator works, too, and keeps one episode at a time in memory.
         episodes = (minari.data_collector.EpisodeBuffer(**episode._asdict()) for episode in _episodes(self))
         dataset: MinariDataset = minari.create_dataset_from_buffers(dataset_id, episodes, **{**given, **kwargs})
         return dataset
@@ -145,10 +148,10 @@ class Conversions(SaveableBuffer, ReplayBuffer):
         buffer_size: int | None = None,
         **kwargs: Any,
     ) -> Self:
-        """A buffer for one environment with the transitions of a dataset of Minari.
+        """Create a buffer for one environment from a Minari dataset.
 
         Episodes are read one after the other. With ``storage="mmap"``, neither the dataset nor the buffer has to fit
-        into memory. A folder that holds the beginning of the dataset already, or all of it, is reopened and completed.
+        into memory. If the folder holds the first steps of the dataset already, the import continues after them.
 
         :param dataset: The dataset, or its id.
         :param buffer_size: By default, the number of transitions in the dataset.
@@ -162,10 +165,10 @@ class Conversions(SaveableBuffer, ReplayBuffer):
         return buffer
 
     def to_lerobot(self, repo_id: str, fps: int, task: str = "from_replay_buffer", **kwargs: Any) -> LeRobotDataset:
-        """Write a dataset of LeRobot, with one episode for each whole or partial episode in the buffer.
+        """Write the buffer as a LeRobot dataset, which has an episode for each whole or partial episode.
 
-        Episodes begin and end as with :meth:`to_minari`. LeRobot has no place for the observation after the last action
-        of an episode. RGB images are stored as PNG, without loss.
+        Episodes begin and end as with :meth:`to_minari`. LeRobot cannot store the observation after the last action of
+        an episode: it is left out. RGB images are stored as PNG, which is lossless.
 
         :param repo_id: The name of the dataset: ``"user/name"``. Nothing is uploaded.
         :param fps: Steps per second.
@@ -188,18 +191,19 @@ class Conversions(SaveableBuffer, ReplayBuffer):
         action_space: spaces.Space[Any] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """A buffer for one environment with the frames of a dataset of LeRobot, which must be on the local disk.
+        """Create a buffer for one environment from a LeRobot dataset on the local disk.
 
         Frames are read one after the other: as with :meth:`from_minari`, neither the dataset nor a buffer on disk has
-        to fit into memory, and an interrupted import can be continued. Images have their channels first.
+        to fit into memory, and an interrupted import can be continued. Images are channels first.
 
-        A frame's next observation is that of the following frame. LeRobot stores none after the last action of an
-        episode: there it is the frame's own, and the episode is truncated unless ``next.done`` is set.
+        The next observation of a frame is the observation of the following frame. LeRobot does not store the
+        observation after the last action of an episode: there, the last frame's own observation is used, and the
+        episode counts as truncated unless ``next.done`` is set.
 
         :param dataset: The dataset, or its folder.
         :param buffer_size: By default, the number of frames in the dataset.
-        :param columns: The columns that make an observation; by default all that begin with ``observation``. Prefixes
-            are left out: ``observation.images.top`` gets the key ``top``.
+        :param columns: The columns that make up an observation; by default all that begin with ``observation``. Their
+            keys have no prefix: ``observation.images.top`` gets the key ``top``.
         :param observation_space: By default, one without bounds.
         :param action_space: By default, one without bounds.
         :param kwargs: Further arguments of this class.
@@ -229,7 +233,7 @@ class Conversions(SaveableBuffer, ReplayBuffer):
 
 
 def _steps_of(dataset: MinariDataset) -> Iterator[tuple[Any, ...]]:
-    """All steps of a dataset, as ``add()`` takes them. One episode at a time is in memory."""
+    """Yield all steps of a dataset as arguments of ``add()``. Only one episode at a time is in memory."""
     for episode in dataset.iterate_episodes():
         for step in range(len(episode.rewards)):
             terminated, truncated = bool(episode.terminations[step]), bool(episode.truncations[step])
@@ -262,7 +266,7 @@ def _minari() -> Any:
 
 
 def _episodes(buffer: Conversions) -> Iterator[Episode]:
-    """All episodes, one environment after the other."""
+    """Yield all episodes, one environment after the other."""
     slots = _complete_slots(buffer)
     actions, dones, timeouts = (buffer._field_rows(name) for name in ("actions", "dones", "timeouts"))
     for env in range(buffer.n_envs):
@@ -297,7 +301,7 @@ def _slots_by_age(buffer: ReplayBuffer) -> npt.NDArray[np.int64]:
 
 
 def _complete_slots(buffer: ReplayBuffer) -> npt.NDArray[np.int64]:
-    """The same without the oldest, if ``optimize_memory_usage`` has overwritten its observation."""
+    """Slots with a whole transition, oldest first: ``optimize_memory_usage`` overwrites the oldest observation."""
     slots = _slots_by_age(buffer)
     return slots[1:] if buffer.optimize_memory_usage and buffer.full else slots
 
@@ -307,7 +311,7 @@ def _copy(source: Any, target: Any, slots: slice) -> None:
 
 
 def _differ(left: Any, right: Any) -> npt.NDArray[np.bool_]:
-    """Which rows are not equal, NaN being equal to itself."""
+    """Find the rows in which observations differ. NaN equals NaN."""
     if isinstance(left, dict):
         return np.logical_or.reduce([_differ(array, right[key]) for key, array in left.items()])  # type: ignore[no-any-return]
     same = (left == right) | ((left != left) & (right != right))
@@ -315,7 +319,7 @@ def _differ(left: Any, right: Any) -> npt.NDArray[np.bool_]:
 
 
 def _as_in_space(rows: Any, space: spaces.Space[Any]) -> Any:
-    """Rows in the shape and dtype of their space: SB3 stores a number as an array of one, and actions flat."""
+    """Give rows the shape and dtype of their space: SB3 stores scalars as arrays of one element, and actions flat."""
     if isinstance(space, spaces.Dict):
         return {key: _as_in_space(rows[key], part) for key, part in space.spaces.items()}
     return rows.reshape(len(rows), *(space.shape or ())).astype(space.dtype, copy=False)

@@ -1,7 +1,7 @@
-"""Random slots and environments, drawn as SB3 draws them: by NumPy's global generator.
+"""Draw random slots and environments like SB3: the same numbers, from NumPy's global generator.
 
-``np.random.randint`` spends most of its time on preparations. A compiled loop over the generator's own C function draws
-the same numbers and leaves the same state behind.
+Most of the time of ``np.random.randint`` is overhead per call. A compiled loop over the generator's own C function
+draws the same numbers, and leaves the generator in the same state.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _HAS_INT64 = np.dtype(int).itemsize == 8
 
 
 def draw_places(buffer: Any, n: int) -> tuple[Indices, Indices]:
-    """The slots of ``n`` transitions and their environments. Of the buffer, only sizes and position are needed."""
+    """Draw the slots and environments of ``n`` transitions. Reads only the sizes and the position of ``buffer``."""
     n_slots, pos = int(buffer.buffer_size), int(buffer.pos)
     if not buffer.full:
         slots, envs = _draw((pos, buffer.n_envs), n)
     elif not buffer.optimize_memory_usage:
         slots, envs = _draw((n_slots, buffer.n_envs), n)
-    else:  # the slot at the position has no next observation
+    else:  # the newest next observation has overwritten the observation at pos
         slots, envs = _draw((n_slots - 1, buffer.n_envs), n)
         slots = (1 + slots + pos) % n_slots
     return slots, envs
@@ -43,14 +43,14 @@ def draw(high: int, n: int) -> Indices:
 
 
 def _draw(highs: tuple[int, ...], n: int) -> Iterable[Indices]:
-    """Numbers below each of one or two limits. One call for both takes hardly longer than for one."""
-    # Vectors need no kernels, and numba takes a lot of memory.
+    """Draw numbers below each of one or two limits. A call for two limits takes hardly longer than for one."""
+    # Do not load numba just for this: buffers of vectors work without it, and it takes a lot of memory.
     kernels = load_kernels(_KERNELS) if "numba" in sys.modules and _HAS_INT64 else None
     if kernels is None or not (0 < highs[0] < 1 << 32 and 0 < highs[-1] < 1 << 32):
         return [np.random.randint(0, high, size=n) for high in highs]
     numbers: Indices = np.empty((len(highs), n), dtype=np.int64)
     generator: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]  # it has no type stubs
-    # Without this, Ctrl-C could leave the lock locked, and the next draw anywhere in the program would wait for ever.
+    # Otherwise Ctrl-C could leave the lock held, and the next draw anywhere in the program would deadlock.
     with uninterrupted(), generator.lock:
         kernels.draw(*_functions_of(generator), highs[0] - 1, highs[-1] - 1, numbers)
     return numbers

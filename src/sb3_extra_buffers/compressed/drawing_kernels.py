@@ -10,12 +10,13 @@ from sb3_extra_buffers.codecs.memory_kernels import INT, INTS_2D, call
 
 @njit(cache=True)
 def draw(next_number: int, state: int, highest: int, highest_of_last: int, numbers: Indices) -> None:
-    """Draw numbers up to ``highest``, as NumPy's ``RandomState`` does: as many bits as ``highest`` has, again and again
-    until they are not above it.
+    """Draw numbers from 0 to ``highest`` by rejection sampling, as NumPy's ``RandomState`` does.
 
-    :param next_number: The address of a C function that draws 32 bits...
-    :param state: ... and its argument.
-    :param highest_of_last: The same for the last row of ``numbers``.
+    Draw as many bits as ``highest`` has, until their value is at most ``highest``.
+
+    :param next_number: The address of a C function that draws 32 bits.
+    :param state: The address of its argument, the state of the generator.
+    :param highest_of_last: Replaces ``highest`` for the last row of ``numbers``.
     """
     for row in range(numbers.shape[0]):
         if row == numbers.shape[0] - 1:

@@ -17,7 +17,7 @@ from sb3_extra_buffers.errors import MissingPackageError
 
 
 def find_smallest_dtype(max_val: float, signed: bool = False, fallback: npt.DTypeLike = np.float32) -> np.dtype[Any]:
-    """The smallest integer dtype that holds ``max_val``, or ``fallback`` where none does.
+    """The smallest integer dtype that holds ``max_val``, or ``fallback`` if none does.
 
     A negative ``max_val`` needs a signed dtype and gets one. A number with a fraction fits into no integer dtype.
     """
@@ -34,8 +34,8 @@ def find_buffer_dtypes(
 ) -> dict[str, np.dtype[Any]]:
     """The ``dtypes`` argument of a compressed buffer for observations of ``obs_shape`` and ``elem_dtype``.
 
-    ``runs_type`` is wide enough for a run as long as a whole observation. For a ``-jit`` method, the code for these
-    dtypes is compiled as well, which should happen before worker processes are forked.
+    ``runs_type`` is wide enough for a run as long as a whole observation. For a ``-jit`` method, this also compiles the
+    kernels for these dtypes: call it before you fork worker processes.
     """
     shape = obs_shape if isinstance(obs_shape, Iterable) else (obs_shape,)
     elem_type = np.dtype(elem_dtype)

@@ -27,18 +27,18 @@ DECODERS["$goals"] = lambda name: GoalSelectionStrategy[name]
 
 
 class _Step(NamedTuple):
-    """What a transition changes about episodes."""
+    """How a step changes the index of episodes, which HER draws goals from."""
 
     overwritten: dict[int, Indices]
-    """For environments whose transition belongs to a complete episode: its slots from here on."""
+    """By environment, the slots of the complete episode that the step begins to overwrite."""
     starts: Indices
-    """Where the episode of each environment began."""
+    """The slot where the current episode of each environment began."""
     infos: npt.NDArray[Any] | None
-    """If they are kept."""
+    """The info dicts of the step, with ``copy_info_dict`` only."""
 
 
 class _HerBase(CompressedDictReplayBuffer):
-    """Takes the place of ``DictReplayBuffer`` as the base class of ``HerReplayBuffer``, and adds our options."""
+    """Adds our options. Method resolution puts it between ``HerReplayBuffer`` and its base, ``DictReplayBuffer``."""
 
     _options: StorageOptions
 
@@ -46,7 +46,7 @@ class _HerBase(CompressedDictReplayBuffer):
         super().__init__(*args, **kwargs, **self._options)
 
     def _reopen(self) -> None:
-        """Does nothing yet: ``HerReplayBuffer`` has not created its own arrays."""
+        """Do nothing yet: ``HerReplayBuffer`` has not created its own arrays."""
 
 
 class CompressedHerReplayBuffer(HerReplayBuffer, _HerBase):
@@ -90,7 +90,7 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _HerBase):
         )
         del self._options
         if not self.copy_info_dict:
-            self.infos = self.infos[:0].copy()  # SB3 has a dict for every transition, which is never used
+            self.infos = self.infos[:0].copy()  # SB3 creates a dict for every transition, but never uses it
         CompressedDictReplayBuffer._reopen(self)
 
     _saved_fields = (*_HerBase._saved_fields, "ep_start", "ep_length", "_current_ep_start")
@@ -127,7 +127,7 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _HerBase):
             _HerBase.add(self, obs, next_obs, action, reward, done, infos)
 
     def reset(self) -> None:
-        # SB3's method leaves episodes behind: it samples transitions that are gone, and new episodes get wrong lengths.
+        # SB3's method keeps the old episodes: transitions that are gone would be sampled, and new lengths be wrong.
         with self._lock.held, uninterrupted():
             super().reset()
             self.ep_length[:] = 0
@@ -139,7 +139,7 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _HerBase):
         self._end_step(self._field_rows("dones", np.array([pos]))[0])
 
     def _next_step(self, infos: npt.NDArray[Any] | None) -> _Step:
-        """What the next transition changes about episodes. As in SB3, an episode is removed when it is overwritten."""
+        """Find how the next step changes the episodes. As in SB3, one whose first step is overwritten is removed."""
         pos = self.pos
         overwritten = {
             env: np.arange(pos, self.ep_start[pos, env] + self.ep_length[pos, env]) % self.buffer_size
@@ -148,7 +148,7 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _HerBase):
         return _Step(overwritten, self._current_ep_start.copy(), infos)
 
     def _begin_step(self, pos: int, step: _Step) -> None:
-        """Enter a transition into its episodes before it is stored. Doing it twice does no harm."""
+        """Add a step to the index of episodes before it is stored. Doing it twice does no harm."""
         for env, slots in step.overwritten.items():
             self.ep_length[slots, env] = 0
         self._current_ep_start[:] = step.starts
@@ -186,7 +186,7 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _HerBase):
                 self.truncate_last_trajectory()
 
     def _check_episodes(self, state: SavedState) -> None:
-        """Check that episodes contain their transitions and lie in the buffer, because goals are drawn from them."""
+        """Check that episodes contain their transitions and lie in the buffer: HER draws goals from them."""
         slots = np.arange(self.buffer_size)[:, None]
         within = (slots - self.ep_start) % self.buffer_size < self.ep_length
         in_buffer = (self.ep_start >= 0) & (self.ep_start < self.buffer_size) & (self.ep_length <= self.buffer_size)

@@ -1,4 +1,4 @@
-"""Latents: further arrays of each step, such as a recurrent state, which can be updated after sampling."""
+"""Latents: arrays stored with each step, such as a recurrent state, that can be updated after sampling."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sb3_extra_buffers.errors import ConfigurationError
 
 
 class StepLatents(CompressedReplayBuffer):
-    """A replay buffer with latents. The attribute ``latent_state`` is the array of the latent ``state``."""
+    """A replay buffer with latents. The array of the latent ``state`` is the attribute ``latent_state``."""
 
     latents: dict[str, tuple[tuple[int, ...], str]]
     """The shape and dtype of each latent, for one step of one environment."""
@@ -80,7 +80,7 @@ class StepLatents(CompressedReplayBuffer):
         several times, the last value counts.
 
         :param positions: The ``positions`` of a batch, or a part of them, of any shape.
-        :param latents: Values of shape ``(*positions.shape, ...)`` by name. Latents without values stay unchanged.
+        :param latents: Values of shape ``(*positions.shape, ...)`` by name. Other latents stay unchanged.
         """
         self._check_names(latents)
         where = np.asarray(on_host(positions))
@@ -109,7 +109,7 @@ class StepLatents(CompressedReplayBuffer):
 
     @abstractmethod
     def _places_of(self, positions: Indices) -> tuple[Indices, npt.NDArray[np.bool_]]:
-        """The places of those steps that are still stored, and which of ``positions`` these are."""
+        """The places of the steps that are still stored, and a mask that selects them from ``positions``."""
 
 
 def _attribute(name: str) -> str:

@@ -1,6 +1,6 @@
-"""LeRobot's datasets, format v3.0: read with pyarrow, Pillow and PyAV, written by LeRobot's own class.
+"""Read LeRobot datasets (format v3.0) with pyarrow, Pillow and PyAV, and write them with LeRobot's own class.
 
-A frame of LeRobot has an observation, the action taken there, and the reward and flags that followed.
+LeRobot calls a time step a *frame*: an observation, the action taken there, and the reward and flags that followed.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _VERSION = "v3."
 _ROWS_AT_ONCE = 16
+"""How many frames are in memory at a time. Each may have several large images."""
 _ACTION, _REWARD, _DONE, _TRUNCATED = "action", "next.reward", "next.done", "next.truncated"
 _EPISODE, _INDEX = "episode_index", "index"
 _NO_FRAME: dict[str, Any] = {}
@@ -36,9 +37,9 @@ _NO_FRAME: dict[str, Any] = {}
 class LeRobotFolder:
     """A dataset of LeRobot on the local disk. Only a few frames at a time are in memory.
 
-    :param source: The folder, or LeRobot's dataset, which knows it.
+    :param source: The folder, or a ``LeRobotDataset``.
     :param columns: The columns of observations; by default, all whose names begin with ``observation``.
-    :param as_dict: Whether an observation is a dict, also if it has one column only.
+    :param as_dict: Whether observations are dicts, even if they have one column only.
     """
 
     def __init__(self, source: Any, columns: Sequence[str] | None, as_dict: bool) -> None:
@@ -68,7 +69,7 @@ class LeRobotFolder:
         self.action_space = _space(first[_ACTION].dtype, first[_ACTION].shape)
 
     def _keys_of(self, columns: Sequence[str] | None, as_dict: bool) -> dict[str, str]:
-        """The column of each key of an observation."""
+        """Map each key of an observation to its column."""
         found = [name for name in self.features if name.partition(".")[0] == "observation"]
         chosen = found if columns is None else [columns] if isinstance(columns, str) else list(columns)
         if not chosen:
@@ -97,7 +98,7 @@ class LeRobotFolder:
                 f"An observation of the LeRobot dataset {self.root} has {len(chosen)} columns: {', '.join(chosen)}. "
                 "Use CompressedDictReplayBuffer, or choose one of them: columns=[...]."
             )
-        # SB3 turns keys into names of modules, which have no dots.
+        # SB3 uses keys as names of torch modules, which must not contain dots.
         keys = {_key(name): name for name in chosen}
         if len(keys) < len(chosen):
             raise ConfigurationError(
@@ -106,7 +107,7 @@ class LeRobotFolder:
         return keys if as_dict else {SINGLE: chosen[0]}
 
     def steps(self) -> Iterator[tuple[Any, ...]]:
-        """All steps, as ``add()`` takes them. The last step of an episode has its own observation as the next one."""
+        """Yield all steps as arguments of ``add()``. In the last step of an episode, both observations are the same."""
         for frame, following in pairwise(chain(self._frames(), [_NO_FRAME])):
             is_last = following.get(_EPISODE) != frame[_EPISODE]
             done = bool(frame.get(_DONE, False))
@@ -122,7 +123,7 @@ class LeRobotFolder:
             )
 
     def _frames(self) -> Iterator[dict[str, Any]]:
-        """The frames of all files, each with an item "observation" and the further columns that a step needs."""
+        """Yield the frames of all files: dicts with an item "observation" and the other columns that a step needs."""
         parquet = require("pyarrow.parquet", "A LeRobot dataset", "lerobot")
         further = [_ACTION, _EPISODE, _INDEX, *(name for name in (_REWARD, _DONE, _TRUNCATED) if name in self.features)]
         videos = {name: self._video(name) for name in self.columns.values() if self.features[name]["dtype"] == "video"}
@@ -149,7 +150,7 @@ class LeRobotFolder:
             raise self._incomplete(f"its files have {number} frames")
 
     def _video(self, name: str) -> Iterator[npt.NDArray[Any]]:
-        """The frames of a video, as the decoder returns them, episode by episode. An episode is a part of a file."""
+        """Decode the images of a video column, episode by episode. A file can contain several episodes."""
         av = require("av", "A LeRobot dataset with videos", "lerobot")
         for length, folder, file, start in self._parts_of_videos(name):
             path = self.root / f"videos/{name}/chunk-{folder:03d}/file-{file:03d}.mp4"
@@ -159,7 +160,7 @@ class LeRobotFolder:
             with av.open(str(path)) as container:
                 stream = container.streams.video[0]
                 stream.thread_type = "AUTO"
-                container.seek(int(start / stream.time_base), stream=stream)  # to the key frame before
+                container.seek(int(start / stream.time_base), stream=stream)  # to the last key frame before it
                 for frame in container.decode(stream):
                     delay = self.fps * (frame.time - start) - found  # in frames
                     if delay > 0.5:
@@ -173,7 +174,7 @@ class LeRobotFolder:
                 raise self._incomplete(f"{path} has {found} frames of an episode of {length}")
 
     def _parts_of_videos(self, name: str) -> Iterator[tuple[int, int, int, float]]:
-        """For each episode its length, the numbers of the folder and the file of its video, and where it starts."""
+        """For each episode: its length in frames, the folder and file numbers of its video, its start in seconds."""
         parquet = require("pyarrow.parquet", "A LeRobot dataset", "lerobot")
         columns = ["length", *(f"videos/{name}/{what}" for what in ("chunk_index", "file_index", "from_timestamp"))]
         for path in sorted(self.root.glob("meta/episodes/*/*.parquet")):
@@ -241,12 +242,12 @@ def write_dataset(
 
 
 def _key(column: str) -> str:
-    """The key of an observation that a column becomes: ``observation.images.top`` is ``top``."""
+    """The key of a column in a Dict observation: ``top`` for ``observation.images.top``."""
     return column.removeprefix("observation.").removeprefix("images.").replace(".", "_")
 
 
 def _column(key: str, space: spaces.Space[Any]) -> str:
-    """The name of a column in the style of LeRobot."""
+    """The column of a key, named in LeRobot's style."""
     if _is_rgb(space):
         return f"observation.images.{key}" if key else "observation.image"
     return f"observation.{key or 'state'}"
@@ -281,7 +282,7 @@ def _space(dtype: np.dtype[Any], shape: tuple[int, ...]) -> spaces.Space[Any]:
 
 
 def _decoded(image: bytes | None) -> npt.NDArray[Any]:
-    """An image with its channels first, as SB3's policies take it."""
+    """Decode an image, channels first, as SB3's policies expect it."""
     if image is None:
         raise CorruptDataError("An image of the LeRobot dataset is not stored in its file.")
     pixels = np.asarray(require("PIL.Image", "A LeRobot dataset with images", "lerobot").open(io.BytesIO(image)))

@@ -18,7 +18,7 @@ except ImportError as error:
 
 
 class _Maskable(CompressedRolloutBuffer):
-    """What both classes have in common."""
+    """Stores action masks. The base of both classes."""
 
     _saved_fields = (*CompressedRolloutBuffer._saved_fields, "action_masks")
     action_masks: npt.NDArray[np.float32]
@@ -41,4 +41,4 @@ class CompressedMaskableRolloutBuffer(_Maskable, MaskableRolloutBuffer):  # type
 
 
 class CompressedMaskableDictRolloutBuffer(_Maskable, CompressedDictRolloutBuffer, MaskableDictRolloutBuffer):  # type: ignore[misc]
-    """The same for Dict observation spaces, each key stored on its own."""
+    """:class:`CompressedMaskableRolloutBuffer` for Dict observation spaces. Each key is stored on its own."""

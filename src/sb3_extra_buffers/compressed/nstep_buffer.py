@@ -28,7 +28,7 @@ class CompressedNStepReplayBuffer(CompressedReplayBuffer, NStepReplayBuffer):
     SB3 passes neither ``n_steps`` nor ``gamma`` of the algorithm to a buffer class that you choose, so pass both in
     ``replay_buffer_kwargs``.
 
-    :param n_steps: How many rewards a return adds up, or fewer where the episode ends or the newest step is reached.
+    :param n_steps: The number of rewards in a return. It has fewer at the end of an episode and at the newest step.
     :param gamma: The discount factor of the algorithm.
     """
 
@@ -66,7 +66,7 @@ class CompressedNStepReplayBuffer(CompressedReplayBuffer, NStepReplayBuffer):
     ) -> Any:
         # Not SB3's method: it draws environments itself, decodes twice, and changes `timeouts` while it samples.
         window = (slots[:, None] + np.arange(self.n_steps)) % self.buffer_size, envs[:, None]
-        # The slot after the newest transition holds the oldest one.
+        # Returns stop at the newest transition: the slot after it holds the oldest one.
         is_last = (window[0] == (self.pos - 1) % self.buffer_size) | self._has_ended(window)
         n_added = n_until(is_last)
         rewards = self._normalize_reward(self.rewards[window], env)
@@ -76,7 +76,7 @@ class CompressedNStepReplayBuffer(CompressedReplayBuffer, NStepReplayBuffer):
 
 
 def n_until(is_last: npt.NDArray[np.bool_]) -> Indices:
-    """How many rewards returns add up, given for each of n_steps whether it is the last one."""
+    """Count the rewards in each return, given which of its n_steps must be the last one. Changes ``is_last``."""
     is_last[:, -1] = True
     n_added: Indices = is_last.argmax(axis=1) + 1
     return n_added
@@ -85,7 +85,7 @@ def n_until(is_last: npt.NDArray[np.bool_]) -> Indices:
 def n_step_returns(
     rewards: npt.NDArray[Any], n_added: Indices, gamma: float
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
-    """Returns and discounts, (n, 1), of (n, n_steps) rewards."""
+    """Compute returns and discounts, both (n, 1), from the first ``n_added`` of (n, n_steps) rewards."""
     steps, n_added = np.arange(rewards.shape[1]), n_added[:, None]
     powers = gamma ** steps.astype(np.float32)
     returns = (rewards * powers * (steps < n_added)).sum(axis=1, keepdims=True)
@@ -93,4 +93,4 @@ def n_step_returns(
 
 
 class CompressedDictNStepReplayBuffer(CompressedNStepReplayBuffer, CompressedDictReplayBuffer):
-    """The same for Dict observation spaces, for which SB3 has none."""
+    """:class:`CompressedNStepReplayBuffer` for Dict observation spaces. SB3 has no such buffer."""

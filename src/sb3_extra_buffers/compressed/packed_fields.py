@@ -21,18 +21,21 @@ from sb3_extra_buffers.state import SavedState
 from sb3_extra_buffers.storage.usage import MemoryUsage
 
 Flags = npt.NDArray[np.uint8]
-"""1 if the episode ended with the transition, 3 if it ended because of a time limit."""
+"""One byte per transition: 1 if the episode ended with it, 3 if it ended because of a time limit."""
 _BITS = {"dones": 0, "timeouts": 1}
+"""The bit of each field in a flag, counted from the lowest."""
 _PACKED = {"_flags": ("dones", "timeouts"), "_action_bytes": ("actions",)}
-"""Packed arrays, and the fields in each."""
+"""The attribute of each packed array, and the fields that it contains."""
 DONE_OR_NOT = np.array([0, 1, 0, 0], dtype=np.float32)
 """``dones`` of a batch for each flag. Like SB3, it does not count a time limit as done."""
 _ONE = np.float32(1).view(np.uint32)
+"""The bits of 1.0."""
 _PIECE = 1 << 14
+"""How many slots are packed at a time, because packing takes temporary memory."""
 
 
 class _PackedField:
-    """A field as SB3's array. Reading it unpacks it for good, because the caller may change the array."""
+    """An attribute that is SB3's array. Accessing it unpacks the field for good, as the caller may change the array."""
 
     def __init__(self, packed: str) -> None:
         self._packed = packed
@@ -55,7 +58,7 @@ class _PackedField:
 
 
 class PackedFields(BaseCompressedBuffer, ReplayBuffer):
-    """A replay buffer that packs its fields until one is accessed or does not fit."""
+    """A replay buffer that packs each field until someone accesses it or a value does not fit."""
 
     dones = _PackedField("_flags")
     timeouts = _PackedField("_flags")
@@ -85,7 +88,7 @@ class PackedFields(BaseCompressedBuffer, ReplayBuffer):
         self._action_shape, self._action_dtype = (self.n_envs, self.action_dim), self.actions.dtype
 
     def _can_pack(self, packed: str) -> bool:
-        """Not if the arrays are in files, a derived class stores them in another way, or actions need more bits."""
+        """Whether to pack: not if the arrays are in files, a derived class replaces them, or actions need more bits."""
         is_ours = self._folder is None and isinstance(getattr(type(self), _PACKED[packed][0]), _PackedField)
         return is_ours and (packed == "_flags" or _fit_into_bytes(self.action_space))
 
@@ -93,7 +96,7 @@ class PackedFields(BaseCompressedBuffer, ReplayBuffer):
         """Replace SB3's arrays by a packed one, unless a value does not fit."""
         arrays = [getattr(self, name) for name in _PACKED[packed]]
         values = np.zeros(arrays[0].shape, dtype=np.uint8)
-        for start in range(0, self.buffer_size, _PIECE):  # in pieces, because packing takes temporary memory
+        for start in range(0, self.buffer_size, _PIECE):
             piece = slice(start, start + _PIECE)
             part = _PACK[packed](*(array[piece] for array in arrays))
             if part is None:
@@ -161,7 +164,7 @@ class PackedFields(BaseCompressedBuffer, ReplayBuffer):
         return replace(usage, raw_equivalent=usage.raw_equivalent + saved)
 
     def _actions_at(self, places: Indices) -> npt.NDArray[Any]:
-        """``actions`` of a batch, (n, action_dim)."""
+        """The actions at ``slot * n_envs + env``, (n, action_dim)."""
         packed = self._action_bytes
         if packed is not None:
             return packed.reshape(-1, self.action_dim).take(places, axis=0).astype(self._action_dtype)
@@ -169,7 +172,7 @@ class PackedFields(BaseCompressedBuffer, ReplayBuffer):
         return found
 
     def _dones_at(self, places: Indices) -> npt.NDArray[np.float32]:
-        """``dones`` of a batch, (n, 1): 1 where an episode ended, except at a time limit."""
+        """The dones at ``slot * n_envs + env``, (n, 1): 1 where an episode ended, except at a time limit."""
         if self._flags is not None:
             return DONE_OR_NOT.take(self._flags.reshape(-1, 1).take(places, axis=0))
         found: npt.NDArray[np.float32] = self.dones.reshape(-1, 1).take(places, axis=0)

@@ -23,12 +23,12 @@ from sb3_extra_buffers.storage.usage import MemoryUsage
 
 
 class BufferWithPriorities(CompressedReplayBuffer):
-    """A replay buffer with a priority for each place, ``slot * n_envs + env``, that can be drawn."""
+    """A replay buffer that draws places, ``slot * n_envs + env``, in proportion to their priorities."""
 
     _rebuilt: ClassVar[tuple[str, ...]] = ("_beta", "_tree")
 
     def _set_priority_options(self, alpha: float, beta: float | Schedule, epsilon: float) -> None:
-        """Call it before the constructor of the base class."""
+        """Check and keep options. Call this before the constructor of the base class."""
         if not 0 <= alpha <= 1:
             raise ConfigurationError(f"alpha must be from 0 to 1, not {alpha}.")
         if not callable(beta) and not 0 <= beta <= 1:
@@ -38,7 +38,7 @@ class BufferWithPriorities(CompressedReplayBuffer):
         self.alpha = alpha
         self.epsilon = epsilon
         self.progress_remaining = 1.0
-        """The argument of a schedule. The algorithm has to update it."""
+        """The argument of a ``beta`` schedule: from 1 down to 0 during training. The algorithm has to update it."""
         self.max_priority = 1.0
         self._beta = beta if isinstance(beta, Beta) else Beta(beta)
 
@@ -56,8 +56,8 @@ class BufferWithPriorities(CompressedReplayBuffer):
             self._tree.clear()
 
     def _draw(self, n: int) -> tuple[Indices, npt.NDArray[np.float32]]:
-        """``n`` places, and their importance-sampling weights."""
-        # Stratified: one from each of n ranges of equal total priority.
+        """Draw ``n`` places, and compute their importance-sampling weights."""
+        # Stratified sampling: one place from each of n ranges of equal total priority.
         heights = (np.arange(n) + np.random.random_sample(n)) * self._tree.total / n
         places = self._tree.find(heights)
         priorities = self._tree[places]

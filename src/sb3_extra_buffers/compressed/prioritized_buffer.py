@@ -113,7 +113,7 @@ class CompressedPrioritizedReplayBuffer(BufferWithPriorities, CompressedNStepRep
             return None
         priorities = segment.array("priorities", np.float64, (n_steps, self.n_envs))
         alpha = segment.number("alpha")
-        if alpha == 0:  # all the same
+        if alpha == 0:  # all priorities are 1, whatever the errors
             return None
         with np.errstate(all="ignore"):
             errors = priorities ** (1 / alpha)
@@ -149,7 +149,7 @@ class CompressedPrioritizedReplayBuffer(BufferWithPriorities, CompressedNStepRep
     def update_priorities(self, indices: Indices, td_errors: th.Tensor | npt.ArrayLike) -> None:
         """Set the priorities of transitions from their TD errors, of either sign.
 
-        :param indices: Of a batch.
+        :param indices: The ``indices`` of a batch.
         """
         errors = absolute_errors(td_errors).reshape(-1)
         if errors.shape != indices.shape:
@@ -172,4 +172,4 @@ class CompressedPrioritizedReplayBuffer(BufferWithPriorities, CompressedNStepRep
 class CompressedDictPrioritizedReplayBuffer(  # type: ignore[misc]  # sample() has more fields than SB3's
     CompressedPrioritizedReplayBuffer, CompressedDictNStepReplayBuffer
 ):
-    """The same for Dict observation spaces, each key stored on its own."""
+    """:class:`CompressedPrioritizedReplayBuffer` for Dict observation spaces. Each key is stored on its own."""

@@ -28,7 +28,7 @@ class PrioritizedDQN(DQN):
     replay_buffer: CompressedPrioritizedReplayBuffer
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
-        """Like ``DQN``, with importance-sampling weights in the loss, and TD errors for the buffer."""
+        """Train like ``DQN``, but weight the loss by importance sampling, and update priorities from the TD errors."""
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         self.replay_buffer.progress_remaining = self._current_progress_remaining
@@ -80,6 +80,6 @@ class PrioritizedDQN(DQN):
                     f"{self.replay_buffer_kwargs['n_steps']}. Leave n_steps out of replay_buffer_kwargs."
                 )
         with warnings.catch_warnings():
-            # SB3 warns that a custom buffer does not get n_steps. This one has got it.
+            # SB3 warns that custom buffers do not get n_steps. This one does, see above.
             warnings.filterwarnings("ignore", message="`n_steps=")
             super()._setup_model()

@@ -1,4 +1,4 @@
-"""Sequences that are sampled by priority, as in R2D2 (https://openreview.net/forum?id=r1lyTjAqYX)."""
+"""Sequences sampled by priority, as in R2D2 (https://openreview.net/forum?id=r1lyTjAqYX)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sb3_extra_buffers.state import SavedState
 
 
 class PrioritizedSequenceReplayBufferSamples(NamedTuple):
-    """The fields of :class:`.SequenceReplayBufferSamples`, importance-sampling weights, and what to update by."""
+    """The fields of :class:`.SequenceReplayBufferSamples`, importance-sampling weights, and numbers of sequences."""
 
     observations: th.Tensor | TensorDict
     actions: th.Tensor
@@ -41,7 +41,7 @@ class PrioritizedSequenceReplayBufferSamples(NamedTuple):
     weights: th.Tensor
     """Importance-sampling weights of the sequences, ``(batch_size,)``; the largest of a batch is 1."""
     sequences: Indices
-    """For :meth:`CompressedPrioritizedSequenceReplayBuffer.update_priorities`. An array."""
+    """Identify the sequences for :meth:`CompressedPrioritizedSequenceReplayBuffer.update_priorities`. A NumPy array."""
 
 
 class CompressedPrioritizedSequenceReplayBuffer(BufferWithPriorities, CompressedSequenceReplayBuffer):
@@ -119,11 +119,11 @@ class CompressedPrioritizedSequenceReplayBuffer(BufferWithPriorities, Compressed
     ) -> None:
         """Set the priorities of sequences from the TD errors of their steps, of either sign.
 
-        Sequences that have been overwritten since they were sampled are left out.
+        Sequences that have been overwritten since they were sampled are ignored.
 
-        :param sequences: Of a batch.
+        :param sequences: The ``sequences`` of a batch.
         :param td_errors: ``(batch, steps)``, or ``(steps, batch)`` with ``time_first``, for any number of steps.
-        :param mask: Which of these steps count, by default all: ``batch.mask`` of the steps.
+        :param mask: Which of these steps count; by default all. Pass ``batch.mask`` of the steps to ignore padding.
         """
         errors = absolute_errors(td_errors)
         valid = np.ones(errors.shape, dtype=np.bool_) if mask is None else np.asarray(on_host(mask), dtype=np.bool_)
@@ -153,4 +153,4 @@ class CompressedPrioritizedSequenceReplayBuffer(BufferWithPriorities, Compressed
 class CompressedDictPrioritizedSequenceReplayBuffer(  # type: ignore[misc]  # sample() has more fields than SB3's
     CompressedPrioritizedSequenceReplayBuffer, CompressedDictSequenceReplayBuffer
 ):
-    """The same for Dict observation spaces, each key stored on its own."""
+    """:class:`CompressedPrioritizedSequenceReplayBuffer` for Dict observation spaces. Each key is stored on its own."""

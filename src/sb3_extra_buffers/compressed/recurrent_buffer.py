@@ -1,4 +1,4 @@
-"""Rollout buffers for sb3-contrib's RecurrentPPO, and the RecurrentPPO that uses them."""
+"""Rollout buffers for sb3-contrib's RecurrentPPO, and a RecurrentPPO that uses them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STATES = ("hidden_states_pi", "cell_states_pi", "hidden_states_vf", "cell_state
 
 
 class _Recurrent(CompressedRolloutBuffer):
-    """What both classes have in common."""
+    """Stores recurrent states. The base of both classes."""
 
     _saved_fields = (*CompressedRolloutBuffer._saved_fields, *_STATES)
     hidden_state_shape: tuple[int, int, int, int]
@@ -65,7 +65,7 @@ class CompressedRecurrentRolloutBuffer(_Recurrent, RecurrentRolloutBuffer):  # t
 
 
 class CompressedRecurrentDictRolloutBuffer(_Recurrent, CompressedDictRolloutBuffer, RecurrentDictRolloutBuffer):  # type: ignore[misc]
-    """The same for Dict observation spaces, each key stored on its own."""
+    """:class:`CompressedRecurrentRolloutBuffer` for Dict observation spaces. Each key is stored on its own."""
 
 
 class CompressedRecurrentPPO(RecurrentPPO):
@@ -88,7 +88,7 @@ class CompressedRecurrentPPO(RecurrentPPO):
 
     def _setup_model(self) -> None:
         super()._setup_model()
-        # RecurrentPPO has created its own buffer. It is empty and was never written to, so it took no memory.
+        # RecurrentPPO has created its own buffer. Nobody has written to it, so it takes no resident memory.
         plain = cast(RecurrentRolloutBuffer, self.rollout_buffer)
         is_dict = isinstance(self.observation_space, spaces.Dict)
         self.rollout_buffer = (CompressedRecurrentDictRolloutBuffer if is_dict else CompressedRecurrentRolloutBuffer)(

@@ -83,7 +83,7 @@ class CompressedReplayBuffer(PackedFields, Conversions, ReplayBuffer):
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]]) -> None:
         # Not SB3's method, which copies every observation twice before it reaches the store. This one checks all
-        # values, stores frames to which nothing refers yet, and then makes the step visible, which cannot fail.
+        # values, stores frames that no slot refers to yet, and then makes the step visible, which cannot fail.
         with self._lock.held:
             if self._folder is not None:
                 self._folder.before_adding(self)
@@ -105,7 +105,7 @@ class CompressedReplayBuffer(PackedFields, Conversions, ReplayBuffer):
             staged = [(store, store.stage(pos, pair)) for store, pair in staged]
             try:
                 self._commit(pos, staged, row)
-            except BaseException:  # Ctrl-C: store the whole transition nevertheless
+            except BaseException:  # Ctrl-C: complete the transition before it is raised
                 self._commit(pos, staged, row)
                 raise
             self._n_added += 1
@@ -113,7 +113,7 @@ class CompressedReplayBuffer(PackedFields, Conversions, ReplayBuffer):
                 store.finish_step()
 
     def _commit(self, pos: int, staged: list[tuple[Any, Any]], row: Any) -> None:
-        """Make a stored transition the one at ``pos``. Doing it twice does no harm."""
+        """Make the staged transition visible in slot ``pos``, and advance. Doing it twice does no harm."""
         for store, step in staged:
             store.place_step(pos, step)
         action, self.rewards[pos], flags = row
@@ -162,7 +162,7 @@ class CompressedReplayBuffer(PackedFields, Conversions, ReplayBuffer):
             newest = np.array([self.pos - 1])
             rows = {name: self._field_rows(name, newest) for name in ("dones", "timeouts")}
             if self.optimize_memory_usage:
-                rows["dones"][:] = 1  # as SB3 does: what is stored next overwrites the next observation
+                rows["dones"][:] = 1  # as in SB3: the next step overwrites the next observation
             else:
                 # As at a time limit: n-step returns end here, and bootstrap from the next observation.
                 rows["timeouts"] = np.maximum(rows["timeouts"], 1 - rows["dones"])
@@ -184,9 +184,9 @@ class CompressedReplayBuffer(PackedFields, Conversions, ReplayBuffer):
     def _samples_at(
         self, slots: Indices, envs: Indices, env: VecNormalize | None, last_slots: Indices | None = None
     ) -> Any:
-        """The transitions at given places. Observations and next observations are decoded together.
+        """The transitions at these slots and environments. Decodes observations and next observations together.
 
-        :param last_slots: For n-step returns: where the last steps are, which next observations and dones are from.
+        :param last_slots: For n-step returns: the slots of the last steps, whose next observations and dones are used.
         """
         last_slots = slots if last_slots is None else last_slots
         # take() with one index is several times faster than [] with two.
@@ -232,7 +232,7 @@ def has_own_get_samples(buffer: CompressedReplayBuffer) -> bool:
 
 
 class CompressedDictReplayBuffer(CompressedReplayBuffer, DictReplayBuffer):
-    """The same for Dict observation spaces, each key on its own. Unlike SB3's, it has ``optimize_memory_usage``."""
+    """:class:`CompressedReplayBuffer` for Dict observation spaces. SB3's does not allow ``optimize_memory_usage``."""
 
     if TYPE_CHECKING:
 

@@ -59,7 +59,7 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
         )
 
     def reset(self) -> None:
-        # SB3 allocates the observations of a rollout here, every time. A shape without elements avoids that.
+        # SB3 allocates arrays for observations here, every time. A shape without elements keeps them empty.
         obs_shape: Any = self.obs_shape
         no_elements: Any = dict.fromkeys(obs_shape, (0,)) if isinstance(obs_shape, dict) else (0,)
         with self._lock.held:
@@ -74,7 +74,7 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
             for store in self._stores.values():
                 store.clear()
             if self._exported is not None:
-                self._exported.n_steps += n_steps - self._exported.pos  # steps that will never be exported
+                self._exported.n_steps += n_steps - self._exported.pos  # count steps that will never be exported
                 self._exported.pos = 0
             if self._received is not None:
                 self._received.pos = 0
@@ -89,7 +89,7 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
         log_prob: th.Tensor,
         **extra: Any,
     ) -> None:
-        # Not SB3's method, which would leave half a step behind if one of the values is wrong.
+        # Not SB3's method, which would store half of a step if one of its values is invalid.
         with self._lock.held:
             pos = self.pos
             if pos >= self.buffer_size:
@@ -107,25 +107,25 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
             self._write_observations(pos, self._checked_observations(obs))
             try:
                 self._commit(pos, rows)
-            except BaseException:  # Ctrl-C: complete the step nevertheless
+            except BaseException:  # Ctrl-C: complete the step before it is raised
                 self._commit(pos, rows)
                 raise
 
     def _commit(self, pos: int, rows: dict[str, npt.NDArray[Any]]) -> None:
-        """Make a stored step the one at ``pos``. Doing it twice does no harm."""
+        """Store the fields of the step at ``pos``, and advance. Doing it twice does no harm."""
         for name, row in rows.items():
             getattr(self, name)[pos] = row
         self.pos = pos + 1
         self.full = self.pos == self.buffer_size
 
     def _extra_rows(self, **unknown: Any) -> dict[str, npt.NDArray[Any]]:
-        """Further arguments of :meth:`add` in derived classes, as rows of arrays by name."""
+        """Convert the arguments that derived classes add to :meth:`add`. Returns a row by the name of its array."""
         if unknown:
             raise TypeError(f"{type(self).__name__}.add() got an unexpected keyword argument {next(iter(unknown))!r}")
         return {}
 
     def _checked_observations(self, obs: Any) -> Any:
-        """The observations of a step, checked."""
+        """Check the observations of a step. Returns what :meth:`_write_observations` takes."""
         return {key: store.checked(part_of(obs, key)) for key, store in self._stores.items()}
 
     def _write_observations(self, slot: int, checked: Any) -> None:
@@ -152,7 +152,7 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
     def _create_stores(self) -> None:
         arrays: Any = self.observations
         super()._create_stores()
-        # SB3 2.7.0 keeps rollouts as float32, later versions in the dtype of the space, as its empty arrays have.
+        # SB3 2.7.0 keeps observations as float32, later versions in the space's dtype. Its empty arrays show which.
         for key, store in self._stores.items():
             if store.output_dtype == store.dtype:
                 store.output_dtype = (arrays[key] if isinstance(arrays, dict) else arrays).dtype
@@ -185,7 +185,7 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
 
 
 class CompressedDictRolloutBuffer(CompressedRolloutBuffer, DictRolloutBuffer):
-    """The same for Dict observation spaces, each key stored on its own."""
+    """:class:`CompressedRolloutBuffer` for Dict observation spaces. Each key is stored on its own."""
 
     if TYPE_CHECKING:
 

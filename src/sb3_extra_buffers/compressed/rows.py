@@ -47,6 +47,6 @@ def on_host(values: Any) -> Any:
     """Convert a tensor on any device to an array. Return other values unchanged."""
     if not isinstance(values, th.Tensor):
         return values
-    if values.dtype == th.bfloat16:  # of autocast. NumPy lacks it, but float32 holds the same values.
+    if values.dtype == th.bfloat16:  # from autocast. NumPy lacks it, but float32 holds the same values.
         values = values.float()
     return values.detach().cpu().numpy()

@@ -129,7 +129,7 @@ class SaveableBuffer(BaseBuffer):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickles and copies: attributes, also those that users have set, constructor arguments and state."""
+        """What pickles and copies contain: attributes (including a user's own), constructor arguments and state."""
         self._check_folder()
         rebuilt = {name for cls in type(self).__mro__ for name in vars(cls).get("_rebuilt", ())} | {*self._saved_fields}
         # A copy, because another thread may add attributes meanwhile.

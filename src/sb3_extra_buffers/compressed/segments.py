@@ -32,6 +32,8 @@ _NAME = "The segment"
 _MOST_STEPS = 1 << 32
 _LARGEST_VERSION = 1 << 62
 _MOST_ZEROS = 64 << 20
+"""The most bytes of zeros in the arrays of a segment. Without a limit, a few bytes could make the receiver allocate
+any amount of memory."""
 
 
 class SegmentInfo(NamedTuple):
@@ -58,9 +60,9 @@ class _Exported:
     n_added: int
     sequence: int = 0
     n_steps: int = 0
-    """All steps so far, including those that were overwritten before an export."""
+    """All steps of the stream so far, including those that were overwritten before an export."""
     known: dict[str, set[str]] = field(default_factory=dict)
-    """For each store, the references of the last segment."""
+    """For each store, the checksums of the reference frames and dictionaries that the last segment needs."""
 
 
 class SegmentHeader(NamedTuple):
@@ -101,7 +103,7 @@ class ReceivedSegment:
     sequence: int
     n_steps: int
     contents: dict[str, dict[str, Bytes]]
-    """For each store, the references of the segment."""
+    """For each store, the reference frames and dictionaries that the segment needs, by checksum."""
     pos: int = 0
     n_added: int = 0
     """The buffer's count of steps afterwards. If it has changed, the next segment does not continue this one."""
@@ -115,7 +117,7 @@ class SegmentBuffer(SaveableBuffer):
     _received: ReceivedSegment | None = None
     _spaces_digest: str | None = None
     _n_added = 0
-    """How many steps were added. It may be too low after Ctrl-C, for which :meth:`export_segment` corrects."""
+    """How many steps were added. Ctrl-C may leave it too low: :meth:`export_segment` corrects that."""
     _has_segments = True
     _segment_fields: ClassVar[tuple[str, ...]] = ()
     """The fields that segments contain. If empty, all of ``_saved_fields``."""
@@ -188,13 +190,13 @@ class SegmentBuffer(SaveableBuffer):
 
     @property
     def _shares_slots(self) -> bool:
-        """Whether the next observation of a step is the observation in the next slot, by optimize_memory_usage."""
+        """Whether the next observation of a step is the observation in the next slot (``optimize_memory_usage``)."""
         return isinstance(self, ReplayBuffer) and self._n_columns == 1
 
     def _segment_state(
         self, n_steps: int, known: dict[str, set[str]], priorities: bool
     ) -> tuple[dict[str, Any], dict[str, set[str]]]:
-        """The newest steps, and the references that the receiver will have. ``known`` are those that it has now."""
+        """The newest steps, and the references that the receiver will have then. It has those in ``known`` now."""
         if n_steps == 0:
             return {"fields": {}, "stores": {}}, known
         slots = (self.pos - n_steps + np.arange(n_steps)) % self.buffer_size
@@ -252,7 +254,7 @@ class SegmentBuffer(SaveableBuffer):
     def _append_segment(
         self, segment: SavedState, n_steps: int, n_columns: int, continues: bool, received: ReceivedSegment
     ) -> None:
-        """Append steps, and remember ``received``, which has the references of the previous segment at first."""
+        """Append steps, and remember ``received``. Its ``contents`` are at first those of the previous segment."""
         self._check_room(n_steps, continues)
         has_next = isinstance(self, ReplayBuffer)
         # If a replay buffer has a single column, the last next observation follows the observations.

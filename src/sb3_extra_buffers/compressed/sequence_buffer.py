@@ -42,13 +42,13 @@ class SequenceReplayBufferSamples(NamedTuple):
     actions: th.Tensor
     rewards: th.Tensor
     is_first: th.Tensor
-    """Whether a step is the first of its episode or after a gap. Reset the recurrent state before it."""
+    """Whether the step begins an episode or follows a gap. Reset the recurrent state before it."""
     terminals: th.Tensor
-    """Whether the step reached a terminal state, after which the value is 0."""
+    """Whether the step reached a terminal state, whose value is 0."""
     truncations: th.Tensor
     """Whether the episode ended with the step for another reason, such as a time limit."""
     mask: th.Tensor
-    """Whether there is a step, and no padding."""
+    """True for steps, false for padding."""
     latents: TensorDict
     positions: Indices
     """An array for :meth:`CompressedSequenceReplayBuffer.update_latents`: the position of each step, -1 for padding."""
@@ -57,7 +57,7 @@ class SequenceReplayBufferSamples(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """The steps of a batch, flat, as tensors or dicts of tensors."""
+    """The steps of a batch as tensors or dicts of tensors, batch and time in one axis."""
 
     observations: Any
     next_observations: Any
@@ -94,8 +94,8 @@ class CompressedSequenceReplayBuffer(StepLatents):
     :param online_queue: Sample every step once soon after it was added, as in DreamerV3: batches first contain the
         sequences that were not sampled yet, in the order in which they were added and without overlap. The rest of a
         batch is drawn.
-    :param detect_gaps: Whether to detect gaps. If you have no next observations, pass ``False``, and any value of the
-        right shape to ``add()``.
+    :param detect_gaps: Whether to detect gaps. If you have no next observations, pass ``False`` here, and any values of
+        the right shape as ``next_obs`` to ``add()``.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class CompressedSequenceReplayBuffer(StepLatents):
         for store in self._stores.values():
             shared = store.is_shared(previous, slot)
             if not shared.all():
-                # They usually differ. But after a change of the codec, an equal observation is stored again.
+                # Usually these observations differ. But after a change of the codec, an equal one is stored again.
                 envs = np.flatnonzero(~shared)
                 where = [(1, np.full(len(envs), previous)), (0, np.full(len(envs), slot))]
                 before, now = (part.reshape(len(envs), -1) for part in store.read(where, envs, CPU))
@@ -208,7 +208,7 @@ class CompressedSequenceReplayBuffer(StepLatents):
         return follows
 
     def _use_changes(self, changes: Changes) -> None:
-        """Called when the places at which sequences can begin have changed. Calling it twice does no harm."""
+        """Called when the places where sequences can begin have changed; after Ctrl-C, twice with the same changes."""
 
     def reset(self) -> None:
         with self._lock.held, uninterrupted():
@@ -286,7 +286,7 @@ class CompressedSequenceReplayBuffer(StepLatents):
     def _steps_at(self, places: Indices, hidden: npt.NDArray[np.bool_] | None, env: VecNormalize | None) -> Steps:
         """The steps at these places.
 
-        :param hidden: Which of them are padding, whose values are zero.
+        :param hidden: Which of them are padding: their values become zero.
         """
         observations = self._observations_at(places, hidden, env)
         rewards = self._normalize_reward(self.rewards.reshape(-1).take(places), env)
@@ -313,7 +313,7 @@ class CompressedSequenceReplayBuffer(StepLatents):
         return columns if self.include_next_observations else [*columns, {}]
 
     def _places_of(self, positions: Indices) -> tuple[Indices, npt.NDArray[np.bool_]]:
-        """The places of those steps that are still stored, and which of ``positions`` these are."""
+        """The places of the steps that are still stored, and a mask that selects them from ``positions``."""
         steps, envs = np.divmod(positions, self.n_envs)
         n_added = self._index.n_added
         is_stored = (positions >= 0) & (steps >= n_added - self._index.n_stored) & (steps < n_added)
@@ -341,4 +341,4 @@ class CompressedSequenceReplayBuffer(StepLatents):
 
 
 class CompressedDictSequenceReplayBuffer(CompressedSequenceReplayBuffer, CompressedDictReplayBuffer):  # type: ignore[misc]  # as above
-    """The same for Dict observation spaces, each key stored on its own."""
+    """:class:`CompressedSequenceReplayBuffer` for Dict observation spaces. Each key is stored on its own."""

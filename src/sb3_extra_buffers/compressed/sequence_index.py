@@ -1,4 +1,4 @@
-"""The index of steps at which sequences may begin. Every step updates it, so that drawing takes constant time."""
+"""The index of steps where sequences may begin. Each step updates it, so drawing is fast however large the buffer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sb3_extra_buffers.state import SavedState, State
 class SequenceShape:
     """A sequence is ``burn_in + length + bootstrap_steps`` consecutive steps of one environment.
 
-    :param stride: The least distance between the beginnings of two sequences, in steps.
+    :param stride: The least distance between the first steps of two sequences, in steps.
     """
 
     length: int
@@ -67,7 +67,7 @@ class _Queues:
     """A queue of slots for each environment, oldest first, in a ring."""
 
     def __init__(self, n_slots: int, n_envs: int) -> None:
-        # One more than there are slots, so that a step that is stored again after Ctrl-C finds what it has removed.
+        # One more than slots: so a step never overwrites what it removes, and Ctrl-C can be undone by the counts alone.
         self._slots = zeros((n_envs, n_slots + 1), np.dtype(np.uint32))
         self.removed: Indices = np.zeros(n_envs, dtype=np.int64)
         """How many slots have left each queue so far."""
@@ -129,9 +129,9 @@ class _Queues:
 class SequenceIndex:
     """The *anchors* of a buffer: the steps at which a sequence may begin.
 
-    Steps are numbered from 0, the same in all environments. Numbers are never used again.
+    Steps are numbered from 0, and a step has the same number in all environments. Numbers are never reused.
 
-    :param online: Also keep a queue of sequences without overlap, each to be sampled once.
+    :param online: Also keep a queue of sequences that do not overlap, each to be sampled once.
     """
 
     def __init__(self, shape: SequenceShape, n_slots: int, n_envs: int, online: bool) -> None:
@@ -144,7 +144,7 @@ class SequenceIndex:
         self._n_cleared = 0
         """The value of ``n_added`` when the buffer was last cleared."""
         self._unbroken: Indices = np.zeros(n_envs, dtype=np.int64)
-        """For each environment, how many steps have followed one another without a gap."""
+        """For each environment, how many steps up to the newest have followed one another without a gap."""
         self._is_open: npt.NDArray[np.bool_] = np.zeros(n_envs, dtype=np.bool_)
         """For each environment, whether the episode of the newest step may continue."""
         self._before: tuple[Any, ...] | None = None
@@ -163,7 +163,7 @@ class SequenceIndex:
         self._before = None
 
     def remember_or_undo(self) -> None:
-        """Remember the state before a step is added, and return to it before the same step is added again."""
+        """Remember the state before a step is added. If Ctrl-C makes the buffer add it again, return to that state."""
         if self._before is None:
             counts = [(queue, queue.removed.copy(), queue.added.copy()) for queue in self._queues]
             self._before = counts, self.n_added, self._unbroken.copy(), self._is_open.copy()
@@ -215,10 +215,10 @@ class SequenceIndex:
         return Changes(slot * self.n_envs + removed, np.concatenate(added) if added else removed[:0])
 
     def _close_episode(self, env: int, slot: int, episode_steps: npt.NDArray[np.uint32]) -> list[Indices]:
-        """Add the anchors of sequences that need padding, because ``slot`` has the last step of an episode.
+        """Add the anchors of the padded sequences of an episode, whose last step is in ``slot``. Returns their places.
 
-        At least one step after the burn-in is in the episode. All these steps are still stored, because a buffer has
-        room for a whole sequence. Returns the places of the anchors.
+        At least one step after the burn-in is in the episode. The steps of these sequences are still stored, because a
+        buffer has room for a whole sequence.
         """
         shape, last = self.shape, int(episode_steps[slot, env])
         envs, added = np.array([env]), []

@@ -17,10 +17,10 @@ FAN_OUT = 16
 
 
 class SumTree:
-    """``size`` priorities, all 0 at first.
+    """``size`` priorities, all 0 at first, and a tree of their sums.
 
     Every node is the sum of its children from left to right, recomputed whenever one of them changes. So rounding
-    errors do not accumulate, and the compiled code gives exactly the same sums as the NumPy code, its reference.
+    errors do not accumulate, and the compiled code computes exactly the same sums as the NumPy code, its reference.
     """
 
     def __init__(self, size: int) -> None:
@@ -64,9 +64,9 @@ class SumTree:
             above[indices] = level.reshape(-1, FAN_OUT)[indices].cumsum(axis=1)[:, -1]
 
     def find(self, heights: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        """For each height in [0, total), the index whose range of the cumulative sum contains it.
+        """For each height in [0, total), find the index whose range of the cumulative sum contains it.
 
-        Never an index of priority 0.
+        It is never an index of priority 0.
         """
         nodes: npt.NDArray[np.int64] = np.zeros(len(heights), dtype=np.int64)
         kernels = _kernels()
@@ -77,7 +77,7 @@ class SumTree:
         for level in reversed(self._levels()):
             sums = level.reshape(-1, FAN_OUT)[nodes].cumsum(axis=1)
             beyond = sums > heights[:, None]
-            # A height that is past the end by rounding belongs to the last child with a priority.
+            # If rounding puts a height past the end, take the last child with a priority above 0.
             child = np.where(beyond[:, -1], beyond.argmax(axis=1), sums.argmax(axis=1))
             heights = np.maximum(heights - np.where(child > 0, sums[rows, child - 1], 0.0), 0.0)
             nodes = nodes * FAN_OUT + child
@@ -103,14 +103,14 @@ class SumTree:
 class JoinedTrees:
     """Several trees of the same size as one tree: their totals are one more level of sums.
 
-    Each tree can still be used on its own. From now on, the nodes of all of them are in one array.
+    The nodes of all trees move into one array. Each tree can still be used on its own.
     """
 
     def __init__(self, trees: Sequence[SumTree]) -> None:
         self._trees, self._bounds = trees, trees[0]._bounds
         self._nodes: npt.NDArray[np.float64] = np.zeros((len(trees), trees[0]._bounds[-1]))
         for tree, nodes in zip(trees, self._nodes, strict=True):
-            used = np.flatnonzero(tree._nodes)  # writing zeros would take memory
+            used = np.flatnonzero(tree._nodes)  # writing zeros would make fresh memory resident
             nodes[used] = tree._nodes[used]
             tree._nodes = nodes
 
@@ -135,10 +135,10 @@ class JoinedTrees:
             self._trees[number][indices[mine]] = priorities[mine]
 
     def find(self, heights: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """For each height in [0, sum of totals): the number of its tree, and its index there."""
+        """For each height in [0, sum of totals), find the number of its tree, and its index there."""
         totals = self.totals
         ends = totals.cumsum()
-        # A height that is past the end by rounding belongs to the last tree with a priority.
+        # If rounding puts a height past the end, take the last tree with a priority above 0.
         numbers = np.minimum(np.searchsorted(ends, heights, side="right"), np.flatnonzero(totals)[-1])
         inside = heights - (ends - totals)[numbers]
         found: npt.NDArray[np.int64] = np.zeros(len(heights), dtype=np.int64)

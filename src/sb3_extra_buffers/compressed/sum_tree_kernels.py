@@ -50,14 +50,14 @@ def find(nodes: Floats, bounds: Integers, heights: Floats, found: Integers) -> N
 
 @njit(nogil=True, cache=True)
 def find_in(nodes: Floats, bounds: Integers, numbers: Integers, heights: Floats, found: Integers) -> None:
-    """The same for several trees, (trees, nodes), each height in one of them."""
+    """:func:`find` for several trees: ``nodes`` is (trees, nodes), and ``numbers`` has the tree of each height."""
     for i in range(heights.shape[0]):
         find(nodes[numbers[i]], bounds, heights[i : i + 1], found[i : i + 1])
 
 
 @njit(nogil=True, cache=True)
 def update_in(nodes: Floats, bounds: Integers, numbers: Integers, indices: Integers, values: Floats) -> None:
-    """The same for several trees."""
+    """:func:`update` for several trees, like :func:`find_in`."""
     for i in range(indices.shape[0]):
         update(nodes[numbers[i]], bounds, indices[i : i + 1], values[i : i + 1])
 

@@ -1,4 +1,4 @@
-"""Several buffers behind one (experimental)."""
+"""One buffer that forwards to several others (experimental)."""
 
 from __future__ import annotations
 

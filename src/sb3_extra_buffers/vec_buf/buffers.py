@@ -1,4 +1,4 @@
-"""Several rollout buffers behind one."""
+"""One rollout buffer that forwards to several others."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ class DummyVecRolloutBuffer(RolloutBuffer):
 
     def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
         generators = {id(buffer): buffer.get(batch_size) for buffer in self.buffers}
-        # A buffer shuffles a whole epoch for its first batch. Not in threads, because all use the same generator.
+        # Each buffer shuffles a whole epoch at its first batch, from the same state of NumPy's global generator. Not in
+        # threads, because they would share that generator.
         random_state = np.random.get_state()
         first_batches = []
         for buffer in self.buffers:

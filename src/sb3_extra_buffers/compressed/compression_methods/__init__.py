@@ -20,14 +20,15 @@ HAS_NUMBA, HAS_IGZIP, HAS_ZSTD, HAS_LZ4 = has_numba(), has_igzip(), has_zstd(), 
 
 _HEADER = struct.Struct("<4sQ")
 _STORABLE = "biufc"
+"""The kinds of NumPy dtypes that can be stored."""
 
 
 @dataclass(frozen=True)
 class CompressionMethod:
     """A compression method for single observations. Options are those of its codec, such as ``compresslevel``.
 
-    The bytes start with a header, the dtype in NumPy's notation (4 bytes) and the number of elements (8), followed by
-    one record of the codec.
+    The bytes start with a header: the dtype in NumPy's notation (4 bytes), and the number of elements (8 bytes). Then
+    follows one record of the codec.
 
     >>> observation = np.zeros((84, 84), dtype=np.uint8)
     >>> data = COMPRESSION_METHOD_MAP["gzip"].compress(observation, compresslevel=6)
@@ -44,7 +45,7 @@ class CompressionMethod:
         runs_type: npt.DTypeLike | None = None,
         **options: Any,
     ) -> bytes:
-        """``arr`` as bytes, first converted to ``elem_type`` if that is given; values outside its range saturate."""
+        """Compress ``arr`` to bytes. If ``elem_type`` is given, convert it first: values out of range saturate."""
         array = np.ascontiguousarray(arr)
         if elem_type is not None:
             array = saturate(array, np.dtype(elem_type))
@@ -64,10 +65,10 @@ class CompressionMethod:
         arr_configs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> npt.NDArray[Any]:
-        """The array that :meth:`compress` got: flat, or as ``arr_configs`` (``"shape"``, ``"dtype"``) says.
+        """Restore the array given to :meth:`compress`, flat and in the stored dtype.
 
-        ``runs_type`` must be the one given to :meth:`compress`. ``elem_type`` may be left out; if given, it must be
-        the dtype that was stored.
+        ``arr_configs`` can ask for another ``"shape"`` and ``"dtype"``. ``runs_type`` must be the one given to
+        :meth:`compress`. ``elem_type`` may be left out; if given, it must be the dtype that was stored.
         """
         configs = dict(arr_configs or {})
         shape, final_dtype = configs.pop("shape", -1), configs.pop("dtype", None)
