@@ -225,8 +225,8 @@ def test_truncations(tmp_path: Path) -> None:
 
 def test_few_frames_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded = []
-    decode = lerobot._decoded
-    monkeypatch.setattr(lerobot, "_decoded", lambda image: decoded.append(0) or decode(image))
+    decode = lerobot._decode_image
+    monkeypatch.setattr(lerobot, "_decode_image", lambda image: decoded.append(0) or decode(image))
     root = write(tmp_path / "dataset", frames_of([300]))
     folder = lerobot.LeRobotFolder(root, None, as_dict=True)
     decoded.clear()

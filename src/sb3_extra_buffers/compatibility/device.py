@@ -73,9 +73,9 @@ class RawBuffer:
 
     def resize(self, size: int) -> None:
         """Change the size. The bytes that still fit are kept."""
-        smaller, self.bytes = self.bytes, self.bytes.new_empty(size)
-        kept = min(size, len(smaller))
-        self.bytes[:kept] = smaller[:kept]
+        old, self.bytes = self.bytes, self.bytes.new_empty(size)
+        kept = min(size, len(old))
+        self.bytes[:kept] = old[:kept]
 
     def to(self, device: th.device | str) -> None:
         """Move all bytes to another device."""

@@ -81,10 +81,10 @@ class CompressedArray(np.ndarray):
     decompress = to_numpy
 
     def __getitem__(self, key: Any) -> Any:
-        return self._stored[self._place(key)]
+        return self._stored[self._with_env(key)]
 
     def __setitem__(self, key: Any, observations: Any) -> None:
-        self._stored[self._place(key)] = observations
+        self._stored[self._with_env(key)] = observations
 
     def __repr__(self) -> str:
         return f"CompressedArray(shape={self.shape}, items={self._items!r})"
@@ -106,7 +106,7 @@ class CompressedArray(np.ndarray):
             raise TypeError("A view has no observations: use the original array, or array.to_numpy().")
         return self._items
 
-    def _place(self, key: Any) -> Any:
+    def _with_env(self, key: Any) -> Any:
         """Add environment 0 to ``key`` if the array has no axis for environments: its store always has one."""
         key = slice(None) if key is Ellipsis else key
         if self.ndim == 2:

@@ -225,7 +225,7 @@ class Conversions(SaveableBuffer, ReplayBuffer):
         for number, step in enumerate(steps):
             if number >= n_there:
                 self.add(*step)
-            elif number == n_there - 1 and not _is_at(self, number, step):
+            elif number == n_there - 1 and not _holds_step(self, number, step):
                 raise ConfigurationError(
                     f"{path} holds a buffer of other data than this dataset. Import it into another folder."
                 )
@@ -247,7 +247,7 @@ def _steps_of(dataset: MinariDataset) -> Iterator[tuple[Any, ...]]:
             )
 
 
-def _is_at(buffer: Conversions, slot: int, step: tuple[Any, ...]) -> bool:
+def _holds_step(buffer: Conversions, slot: int, step: tuple[Any, ...]) -> bool:
     """Whether a slot of a buffer holds this step of a dataset."""
     obs, _, action, reward = step[:4]
     (stored_action,) = buffer._field_rows("actions", np.array([slot]))

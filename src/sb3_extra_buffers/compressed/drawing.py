@@ -52,12 +52,12 @@ def _draw(highs: tuple[int, ...], n: int) -> Iterable[Indices]:
     generator: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]  # it has no type stubs
     # Otherwise Ctrl-C could leave the lock held, and the next draw anywhere in the program would deadlock.
     with uninterrupted(), generator.lock:
-        kernels.draw(*_functions_of(generator), highs[0] - 1, highs[-1] - 1, numbers)
+        kernels.draw(*_next_uint32_of(generator), highs[0] - 1, highs[-1] - 1, numbers)
     return numbers
 
 
 @functools.lru_cache(maxsize=1)
-def _functions_of(generator: Any) -> tuple[int, int]:
+def _next_uint32_of(generator: Any) -> tuple[int, int]:
     """The addresses of the C function that draws 32 bits, and of its argument."""
     interface = generator.ctypes
     return ctypes.cast(interface.next_uint32, ctypes.c_void_p).value or 0, interface.state_address

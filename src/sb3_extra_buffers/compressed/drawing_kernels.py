@@ -9,12 +9,12 @@ from sb3_extra_buffers.codecs.memory_kernels import INT, INTS_2D, call
 
 
 @njit(cache=True)
-def draw(next_number: int, state: int, highest: int, highest_of_last: int, numbers: Indices) -> None:
+def draw(next_uint32: int, state: int, highest: int, highest_of_last: int, numbers: Indices) -> None:
     """Draw numbers from 0 to ``highest`` by rejection sampling, as NumPy's ``RandomState`` does.
 
     Draw as many bits as ``highest`` has, until their value is at most ``highest``.
 
-    :param next_number: The address of a C function that draws 32 bits.
+    :param next_uint32: The address of a C function that draws 32 bits.
     :param state: The address of its argument, the state of the generator.
     :param highest_of_last: Replaces ``highest`` for the last row of ``numbers``.
     """
@@ -27,9 +27,9 @@ def draw(next_number: int, state: int, highest: int, highest_of_last: int, numbe
         for i in range(numbers.shape[1]):
             found = 0
             if highest > 0:
-                found = call(next_number, (state,)) & mask
+                found = call(next_uint32, (state,)) & mask
                 while found > highest:
-                    found = call(next_number, (state,)) & mask
+                    found = call(next_uint32, (state,)) & mask
             numbers[row, i] = found
 
 

@@ -26,7 +26,7 @@ ENCODERS[GoalSelectionStrategy] = lambda strategy, where: {"$goals": strategy.na
 DECODERS["$goals"] = lambda name: GoalSelectionStrategy[name]
 
 
-class _Step(NamedTuple):
+class _EpisodeChanges(NamedTuple):
     """How a step changes the index of episodes, which HER draws goals from."""
 
     overwritten: dict[int, Indices]
@@ -94,7 +94,7 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _HerBase):
         CompressedDictReplayBuffer._reopen(self)
 
     _saved_fields = (*_HerBase._saved_fields, "ep_start", "ep_length", "_current_ep_start")
-    _rebuilt = ("env", "infos", "_step")
+    _rebuilt = ("env", "infos", "_changes")
     __getstate__ = _HerBase.__getstate__  # not HerReplayBuffer's
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -123,7 +123,7 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _HerBase):
             if self.copy_info_dict:
                 row = np.empty(self.n_envs, dtype=object)
                 row[:] = infos
-            self._step = self._next_step(row)
+            self._changes = self._next_changes(row)
             _HerBase.add(self, obs, next_obs, action, reward, done, infos)
 
     def reset(self) -> None:
@@ -134,29 +134,29 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _HerBase):
             self._current_ep_start[:] = 0
 
     def _commit(self, pos: int, *stored: Any) -> None:
-        self._begin_step(pos, self._step)
+        self._apply_changes(pos, self._changes)
         super()._commit(pos, *stored)
-        self._end_step(self._field_rows("dones", np.array([pos]))[0])
+        self._close_episodes(self._field_rows("dones", np.array([pos]))[0])
 
-    def _next_step(self, infos: npt.NDArray[Any] | None) -> _Step:
+    def _next_changes(self, infos: npt.NDArray[Any] | None) -> _EpisodeChanges:
         """Find how the next step changes the episodes. As in SB3, one whose first step is overwritten is removed."""
         pos = self.pos
         overwritten = {
             env: np.arange(pos, self.ep_start[pos, env] + self.ep_length[pos, env]) % self.buffer_size
             for env in np.flatnonzero(self.ep_length[pos] > 0).tolist()
         }
-        return _Step(overwritten, self._current_ep_start.copy(), infos)
+        return _EpisodeChanges(overwritten, self._current_ep_start.copy(), infos)
 
-    def _begin_step(self, pos: int, step: _Step) -> None:
+    def _apply_changes(self, pos: int, changes: _EpisodeChanges) -> None:
         """Add a step to the index of episodes before it is stored. Doing it twice does no harm."""
-        for env, slots in step.overwritten.items():
+        for env, slots in changes.overwritten.items():
             self.ep_length[slots, env] = 0
-        self._current_ep_start[:] = step.starts
-        self.ep_start[pos] = step.starts
-        if step.infos is not None:
-            self.infos[pos] = step.infos
+        self._current_ep_start[:] = changes.starts
+        self.ep_start[pos] = changes.starts
+        if changes.infos is not None:
+            self.infos[pos] = changes.infos
 
-    def _end_step(self, dones: npt.NDArray[Any]) -> None:
+    def _close_episodes(self, dones: npt.NDArray[Any]) -> None:
         for env in np.flatnonzero(dones).tolist():
             self._compute_episode_length(env)
 
@@ -175,9 +175,9 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _HerBase):
 
     def _complete_steps(self, n_steps: int, rows: Mapping[str, npt.NDArray[Any]], further: Any) -> None:
         for number, dones in enumerate(rows["dones"]):
-            self._begin_step(self.pos, self._next_step(None if further is None else further[number]))
+            self._apply_changes(self.pos, self._next_changes(None if further is None else further[number]))
             super()._complete_steps(1, rows, None)
-            self._end_step(dones)
+            self._close_episodes(dones)
 
     def _end_episodes(self) -> None:
         if self.size():

@@ -60,7 +60,7 @@ class LeRobotFolder:
         self.features: dict[str, dict[str, Any]] = info["features"]
         self.total_frames = int(info["total_frames"])
         self.fps = float(info["fps"])
-        self.columns = self._keys_of(columns, as_dict)
+        self.columns = self._columns_by_key(columns, as_dict)
         first = next(self._frames(), None)
         if first is None:
             raise ConfigurationError(f"The LeRobot dataset {self.root} has no frames.")
@@ -68,7 +68,7 @@ class LeRobotFolder:
         self.observation_space = spaces.Dict(parts) if as_dict else parts
         self.action_space = _space(first[_ACTION].dtype, first[_ACTION].shape)
 
-    def _keys_of(self, columns: Sequence[str] | None, as_dict: bool) -> dict[str, str]:
+    def _columns_by_key(self, columns: Sequence[str] | None, as_dict: bool) -> dict[str, str]:
         """Map each key of an observation to its column."""
         found = [name for name in self.features if name.partition(".")[0] == "observation"]
         chosen = found if columns is None else [columns] if isinstance(columns, str) else list(columns)
@@ -191,7 +191,7 @@ class LeRobotFolder:
         """The values of one column in a batch of rows."""
         feature = self.features[name]
         if feature["dtype"] == "image":
-            return [_decoded(image["bytes"]) for image in column.to_pylist()]
+            return [_decode_image(image["bytes"]) for image in column.to_pylist()]
         if column.null_count:
             raise CorruptDataError(f"{name!r} of the LeRobot dataset {self.root} has missing values.")
         n_rows = len(column)
@@ -281,7 +281,7 @@ def _space(dtype: np.dtype[Any], shape: tuple[int, ...]) -> spaces.Space[Any]:
     return spaces.Box(low, high, shape, dtype.type)
 
 
-def _decoded(image: bytes | None) -> npt.NDArray[Any]:
+def _decode_image(image: bytes | None) -> npt.NDArray[Any]:
     """Decode an image, channels first, as SB3's policies expect it."""
     if image is None:
         raise CorruptDataError("An image of the LeRobot dataset is not stored in its file.")

@@ -32,7 +32,7 @@ from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
 from sb3_extra_buffers.state import SavedState, State
 
-_LARGEST_ERROR = 1e100
+_LARGEST_TD_ERROR = 1e100
 """The largest TD error that a segment may have, so that the sum of all priorities stays finite."""
 
 
@@ -117,8 +117,8 @@ class CompressedPrioritizedReplayBuffer(BufferWithPriorities, CompressedNStepRep
             return None
         with np.errstate(all="ignore"):
             errors = priorities ** (1 / alpha)
-        if not 0 < alpha <= 1 or not ((priorities > 0) & (errors > 0) & (errors < _LARGEST_ERROR)).all():
-            raise segment.error("priorities", f"must be those of errors from 0 to {_LARGEST_ERROR:g}")
+        if not 0 < alpha <= 1 or not ((priorities > 0) & (errors > 0) & (errors < _LARGEST_TD_ERROR)).all():
+            raise segment.error("priorities", f"must be those of errors from 0 to {_LARGEST_TD_ERROR:g}")
         return priorities if alpha == self.alpha else errors**self.alpha
 
     def _complete_steps(self, n_steps: int, rows: Mapping[str, npt.NDArray[Any]], further: Any) -> None:

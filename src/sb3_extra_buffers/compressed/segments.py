@@ -30,7 +30,7 @@ from sb3_extra_buffers.storage import segments
 SEGMENT_VERSION = 1
 _NAME = "The segment"
 _MOST_STEPS = 1 << 32
-_LARGEST_VERSION = 1 << 62
+_LARGEST_POLICY_VERSION = 1 << 62
 _MOST_ZEROS = 64 << 20
 """The most bytes of zeros in the arrays of a segment. Without a limit, a few bytes could make the receiver allocate
 any amount of memory."""
@@ -87,7 +87,7 @@ class SegmentHeader(NamedTuple):
             str(header.value("stream")),
             header.integer("sequence"),
             header.integer("first_step"),
-            header.integer("policy_version", -_LARGEST_VERSION) if header.has("policy_version") else None,
+            header.integer("policy_version", -_LARGEST_POLICY_VERSION) if header.has("policy_version") else None,
             extra,
         )
 

@@ -147,7 +147,7 @@ class SequenceIndex:
         """For each environment, how many steps up to the newest have followed one another without a gap."""
         self._is_open: npt.NDArray[np.bool_] = np.zeros(n_envs, dtype=np.bool_)
         """For each environment, whether the episode of the newest step may continue."""
-        self._before: tuple[Any, ...] | None = None
+        self._undo_state: tuple[Any, ...] | None = None
 
     @property
     def n_stored(self) -> int:
@@ -160,15 +160,15 @@ class SequenceIndex:
 
     def begin_step(self) -> None:
         """Forget what :meth:`remember_or_undo` has remembered of the previous step."""
-        self._before = None
+        self._undo_state = None
 
     def remember_or_undo(self) -> None:
         """Remember the state before a step is added. If Ctrl-C makes the buffer add it again, return to that state."""
-        if self._before is None:
+        if self._undo_state is None:
             counts = [(queue, queue.removed.copy(), queue.added.copy()) for queue in self._queues]
-            self._before = counts, self.n_added, self._unbroken.copy(), self._is_open.copy()
+            self._undo_state = counts, self.n_added, self._unbroken.copy(), self._is_open.copy()
             return
-        counts, self.n_added, unbroken, is_open = self._before
+        counts, self.n_added, unbroken, is_open = self._undo_state
         self._unbroken[:], self._is_open[:] = unbroken, is_open
         for queue, removed, added in counts:
             queue.removed[:], queue.added[:] = removed, added
