@@ -1,4 +1,4 @@
-"""Buffers that hold observations compressed on a torch device: CUDA, MPS or the CPU."""
+"""Buffers that keep compressed observations on a torch device: CUDA, MPS or the CPU."""
 
 from __future__ import annotations
 

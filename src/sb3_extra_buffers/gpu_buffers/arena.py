@@ -1,5 +1,4 @@
-"""Packed bytes with a limit, in host memory and on a torch device: the ring of
-:class:`~sb3_extra_buffers.storage.arena.Arena`."""
+"""Arenas with a memory limit, in host memory and on a torch device. See :mod:`sb3_extra_buffers.storage.arena`."""
 
 from __future__ import annotations
 
@@ -18,11 +17,13 @@ from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.frame_store import FrameStore
 
 _SMALLEST_STEP = 1 << 16
+"""The unit of the smallest growth of an arena, in bytes."""
 _MOVED_AT_ONCE = 1 << 24
+"""Bytes that are copied at a time when live bytes move on the device. This limits the temporary memory."""
 
 
 class HeapBudget:
-    """What all arenas of a buffer may take together; with ``limit=None`` as much as they need."""
+    """The memory limit that all arenas of a buffer share, in bytes; ``None`` for no limit."""
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
@@ -42,19 +43,19 @@ class CappedArena(Arena):
     """An arena in host memory that grows no further than its budget allows."""
 
     _growth = 64
-    """It grows by one part of so many, or..."""
+    """The arena grows by its size divided by this number, or by the smallest growth if that is more."""
     _smallest_growth = 1
-    """... by so many times the smallest step, if that is more."""
+    """The smallest growth, in units of ``_SMALLEST_STEP``."""
 
     def __init__(self, budget: HeapBudget) -> None:
         super().__init__()
         self.budget = budget
         self.generation = 0
-        """Grows when blocks move to other places."""
+        """A counter that increases whenever blocks move."""
 
     @property
     def size(self) -> int:
-        """Memory taken."""
+        """The memory that counts against the budget, in bytes."""
         return self.limit
 
     def grow(self, size: int) -> tuple[int, int]:
@@ -82,16 +83,16 @@ class CappedArena(Arena):
         return boundary, step
 
     def _extend(self, size: int, boundary: int, shift: int) -> None:
-        """Take memory for ``size`` bytes, and move what is live from ``boundary`` on by ``shift`` bytes."""
+        """Extend the memory to ``size`` bytes, and move the live bytes from ``boundary`` on up by ``shift`` bytes."""
         self._reserve(size)
         if shift:
             data, end = self.data, size - shift
             data[boundary + shift : end + shift] = data[boundary:end]
 
     def close_gaps(self, starts: Indices, lengths: Indices) -> None:
-        """Move the blocks at ``starts``, given in the order in which they were written, to the beginning, side by side.
+        """Pack blocks at the beginning of the arena, without gaps. All other bytes become dead.
 
-        Everything else is dead from then on.
+        :param starts: Where the blocks start, in the order in which they were written.
         """
         self._pack(starts, lengths)
         self.head, self.tail, self.wrap = int(lengths.sum()), 0, None
@@ -104,13 +105,13 @@ class CappedArena(Arena):
 
     @property
     def _available(self) -> int:
-        """The longest block that fits now, or would after growing as far as allowed."""
+        """The size of the longest block that fits now, or after growing as far as the budget allows."""
         if self.wrap is not None:
             return int(self.tail - self.head - 1 + self.size + self.budget.left - self.wrap)
         return int(max(self.size + self.budget.left - self.head, self.tail - 1))
 
     def _missing(self, size: int) -> int:
-        """How many bytes more are needed before ``size`` bytes can be allocated."""
+        """How many bytes the arena must grow before ``size`` bytes can be allocated."""
         if self.wrap is not None:
             return self.head + size + 1 - self.tail
         if size < self.tail:
@@ -124,7 +125,7 @@ class CappedFrameStore(FrameStore):
     arena: CappedArena
 
     def allocate(self, size: int, oldest: Callable[[], Indices]) -> int:
-        with uninterrupted():  # records that move, and the index that tells where they are, change together
+        with uninterrupted():  # records and the index, which says where they are, change together
             try:
                 return super().allocate(size, oldest)
             except CapacityError:
@@ -133,14 +134,14 @@ class CappedFrameStore(FrameStore):
                 return super().allocate(size, oldest)
 
     def _close_gaps(self, size: int) -> bool:
-        """Make room by moving live records together, if that gives ``size`` bytes; says whether it did.
+        """Pack live records if that frees at least ``size`` bytes; return whether it did.
 
-        Gaps come about where lanes differ: one whose picture never changes keeps its records, and all that other lanes
-        wrote after them.
+        Gaps arise because the arena only frees its oldest bytes. A lane whose images never change writes nothing, so
+        its old records stay live, and dead records of other lanes after them cannot be freed.
         """
         places = self.index.places(*self.live_records())
         starts, lengths, _ = self.index.entries(places)
-        # What is gained must last for a while: moving everything takes time.
+        # Moving all records takes time, so it must free enough to last for a while.
         if not len(places) or self.arena.live_bytes - int(lengths.sum()) < max(size, self.arena.limit // 16):
             return False
         order = np.argsort(self.arena.distance(starts), kind="stable")
@@ -150,7 +151,7 @@ class CappedFrameStore(FrameStore):
 
 
 class DeviceArena(CappedArena):
-    """An arena on ``device``. Kernels write to it and read from it."""
+    """An arena in the memory of ``device``, where kernels write and read records."""
 
     _growth = 128
     _smallest_growth = 8
@@ -161,12 +162,12 @@ class DeviceArena(CappedArena):
 
     @property
     def heap(self) -> th.Tensor:
-        """All bytes, of which only what lies between tail and head means something."""
+        """All bytes. Only those between tail and head are live."""
         return self._heap.bytes
 
     @property
     def data(self) -> Bytes:
-        """A copy on the host, for which the device must be waited for."""
+        """A copy on the host. Waits for the device."""
         copy: Bytes = self.heap.cpu().numpy()
         return copy
 
@@ -175,7 +176,7 @@ class DeviceArena(CappedArena):
         return len(self._heap)
 
     def discard_dead(self) -> None:
-        """A part of a tensor cannot be returned."""
+        """Do nothing: a part of a tensor cannot be freed."""
 
     def _extend(self, size: int, boundary: int, shift: int) -> None:
         if size > self.size:
@@ -184,7 +185,7 @@ class DeviceArena(CappedArena):
             self._move_up(boundary, boundary + shift, size - shift - boundary)
 
     def _move_up(self, source: int, target: int, length: int) -> None:
-        """Move bytes to a later place that may overlap theirs: from the end on, in pieces, to take little memory."""
+        """Move bytes up. Source and target may overlap, so pieces are moved one by one, the last one first."""
         between = self.heap.new_empty(min(length, _MOVED_AT_ONCE))
         for begin in reversed(range(0, length, _MOVED_AT_ONCE)):
             piece = between[: min(_MOVED_AT_ONCE, length - begin)]
@@ -194,7 +195,7 @@ class DeviceArena(CappedArena):
     def _pack(self, starts: Indices, lengths: Indices) -> None:
         ends = np.cumsum(lengths)
         packed = self.heap.new_empty(int(ends[-1]))
-        # Piece by piece, since finding each byte takes many times the memory that it does.
+        # In pieces, because the index of each byte takes many times the memory of the byte.
         for piece in np.split(np.arange(len(starts)), np.flatnonzero(np.diff(ends // _MOVED_AT_ONCE)) + 1):
             target = packed[ends[piece[0]] - lengths[piece[0]] : ends[piece[-1]]]
             target.copy_(pack_segments(self.heap, th.from_numpy(starts[piece]), th.from_numpy(lengths[piece])))
@@ -209,7 +210,7 @@ class DeviceArena(CappedArena):
 
 
 def pack_segments(source: th.Tensor, starts: th.Tensor, lengths: th.Tensor) -> th.Tensor:
-    """Copy segments of ``source``, whose places are known on the host, one after the other into a new tensor."""
+    """Copy segments of ``source`` one after the other into a new tensor. ``starts`` and ``lengths`` are on the host."""
     device, total = source.device, int(lengths.sum())
     shifts = to_device(starts - (lengths.cumsum(0) - lengths), device)
     shifts = shifts.repeat_interleave(to_device(lengths, device), output_size=total)

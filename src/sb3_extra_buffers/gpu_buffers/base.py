@@ -28,7 +28,7 @@ from sb3_extra_buffers.storage.config import CodecRecipe
 
 METHODS = ("none", "rle", "zstd", "delta")
 _DEFAULT_FRAMES_PER_RECORD = 3
-"""Of ``delta``. Longer chains are smaller, but a GPU has to follow each of them link by link."""
+"""For ``delta``. Larger records compress better, but a GPU must decode the frames of a record one after the other."""
 
 
 class normal_tensors:  # noqa: N801  # reads like a function, as contextlib's own do
@@ -50,15 +50,15 @@ class normal_tensors:  # noqa: N801  # reads like a function, as contextlib's ow
 class BaseGpuBuffer(BaseCompressedBuffer):
     """A mixin for compressed buffer classes that keeps observations on a torch device.
 
-    Arguments as of the buffer class in host memory that it is combined with, with these differences:
+    It takes the arguments of the buffer class that it is combined with, except for these:
 
     :param compression_method: ``"none"``, ``"rle"``, ``"zstd"`` (with a level: ``"zstd-5"``) or ``"delta"``. The
-        default, ``"auto"``, means ``delta`` for images and ``none`` for everything else. ``zstd`` is kept in host
-        memory, and so are ``rle`` and ``delta`` on devices without Triton.
-    :param buffer_device: Where observations are kept; by default on ``device``, where batches go.
-    :param heap_bytes: The most that compressed observations may take. Past it, ``add`` raises a ``ValueError``, and
-        what was stored before stays readable. By default, memory is taken as needed.
-    :param max_slot_bytes: Deprecated: ``heap_bytes``, given per observation.
+        default, ``"auto"``, means ``delta`` for images and ``none`` for everything else. ``zstd`` records stay in
+        host memory. So do ``rle`` and ``delta`` records on devices without Triton.
+    :param buffer_device: The device that keeps the observations. By default, it is ``device``, where batches go.
+    :param heap_bytes: The most memory for compressed observations, in bytes. An ``add`` that needs more raises a
+        ``ValueError``, and stored transitions stay readable. By default, there is no limit.
+    :param max_slot_bytes: Deprecated: use ``heap_bytes``. The same limit, given per observation.
     """
 
     _stores: dict[str, DeviceStore]  # type: ignore[assignment]  # this class creates no others
@@ -68,9 +68,9 @@ class BaseGpuBuffer(BaseCompressedBuffer):
     _outputs_stay = True
     """Whether batches stay on the device that holds the observations."""
     _stream: int | None = None
-    """The CUDA stream that last worked for this buffer, as CUDA knows it..."""
+    """The raw handle of the CUDA stream that last worked for this buffer."""
     _last_stream: th.cuda.Stream | None = None
-    """... and as torch does."""
+    """The same stream as a torch object."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class BaseGpuBuffer(BaseCompressedBuffer):
 
     @property
     def buffer_device(self) -> th.device:
-        """Where observations are kept, from the next ``add`` or ``sample`` on."""
+        """The device that keeps the observations, at the latest from the next ``add`` or ``sample`` on."""
         requested = _with_index(th.device(self.device)) if self._requested_device is None else self._requested_device
         if requested.type == "cuda" and not th.cuda.is_available():
             return CPU  # saved on a machine with a GPU, loaded on one without
@@ -117,11 +117,11 @@ class BaseGpuBuffer(BaseCompressedBuffer):
 
     @property
     def device_bytes(self) -> int:
-        """Memory on the device that this buffer takes, whether used or not."""
+        """The device memory that this buffer has allocated, in bytes, whether in use or not."""
         return sum(tensor.nbytes for tensor in self._device_tensors())
 
     def to(self, device: th.device | str) -> BaseGpuBuffer:
-        """Move everything to ``device``, where batches go from now on as well."""
+        """Move all stored data to ``device``, and return batches there from now on."""
         with normal_tensors():
             self.device = get_device(device)
             self._requested_device = None
@@ -156,7 +156,7 @@ class BaseGpuBuffer(BaseCompressedBuffer):
         return kind(config=config, device=self._location, budget=self._budget, **arguments)
 
     def _move_to_requested_device(self) -> None:
-        """SB3 assigns ``device`` after loading, and expects the buffer to follow."""
+        """Move the buffer if its device has changed: SB3 assigns ``device`` after loading a buffer."""
         location = self.buffer_device
         if location != self._location:
             for store in self._stores.values():
@@ -167,7 +167,7 @@ class BaseGpuBuffer(BaseCompressedBuffer):
         self._checked_device = self.device
 
     def _follow_device(self) -> None:
-        """Work where the user wants it now: on the device of :attr:`device`, and there on the current CUDA stream."""
+        """Move the buffer if :attr:`device` was changed, and switch to the current CUDA stream."""
         if self._checked_device is not self.device:
             self._move_to_requested_device()
         if self._location.type == "cuda":
@@ -176,33 +176,33 @@ class BaseGpuBuffer(BaseCompressedBuffer):
                 self._change_stream(current)
 
     def _places(self, slots: list[Indices], envs: Indices) -> Places:
-        """Slots and environments of a batch, sent to the device."""
+        """Send the slots and environments of a batch to the device."""
         return Places(slots, envs, self._location, self._staging_for((len(slots) + 1) * len(envs), th.int64))
 
     def _staging_for(self, row_size: int, dtype: th.dtype) -> Staging:
-        """Pinned memory for what is sent with a batch."""
+        """Pinned memory to send up to ``row_size`` elements from. It is kept for the next batches."""
         staging = self._staging.get(dtype)
         if staging is None or staging.row_size < row_size:
             self._staging[dtype] = staging = Staging(row_size, dtype, self._location)
         return staging
 
     def _move_fields(self, location: th.device) -> None:
-        """Move everything other than observations."""
+        """Move everything except observations to ``location``."""
 
     def _change_stream(self, raw: int) -> None:
-        """Let the current stream wait for the previous one."""
+        """Switch to the current stream, and let it wait for the previous one."""
         current = th.cuda.current_stream(self._location)
         if self._last_stream is not None:
             current.wait_stream(self._last_stream)
         self._stream, self._last_stream = raw, current
-        # What is freed now must not be handed to others while this stream may still be reading it.
+        # If one of these is freed, torch's allocator must not reuse its memory before this stream is done with it.
         for tensor in self._device_tensors():
             tensor.record_stream(current)
 
     def check_device(self) -> None:
         """Raise :class:`~sb3_extra_buffers.errors.CorruptDataError` if the device does not hold what it should.
 
-        Nothing is sent or moved for it, so that looking changes nothing.
+        It sends and moves no observations, so the check cannot repair what it looks for.
         """
         with self._lock.held:
             for store in self._stores.values():
@@ -224,15 +224,15 @@ class BaseGpuBuffer(BaseCompressedBuffer):
     )
 
     def _arguments_to_unpickle(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        return {**arguments, "buffer_device": None}  # the attribute _requested_device knows it
+        return {**arguments, "buffer_device": None}  # it is saved as the attribute _requested_device
 
     def _sent(self, tensors: Any) -> Any:
-        """A tensor or a dict of tensors, where batches are wanted."""
+        """Move a tensor, or each tensor of a dict, to :attr:`device`."""
         return map_parts(lambda tensor: tensor.to(self.device), tensors)
 
 
 def _recipe_for(given: CodecRecipe | None, is_image: bool) -> CodecRecipe:
-    """What the user wants, with the defaults of GPU buffers."""
+    """The method and options that the user has chosen, completed with the defaults of GPU buffers."""
     recipe = given or CodecRecipe(parse_method("delta" if is_image else "none"))
     method, options = recipe.method, dict(recipe.options)
     if options.get("indexed_colour"):
@@ -240,7 +240,7 @@ def _recipe_for(given: CodecRecipe | None, is_image: bool) -> CodecRecipe:
     if method.name == "delta":
         options.setdefault("frames_per_record", _DEFAULT_FRAMES_PER_RECORD)
     elif method.name == "rle" and has_numba():
-        method = parse_method("rle-jit")  # the same bytes, sooner
+        method = parse_method("rle-jit")  # the same bytes, faster
     return CodecRecipe(method, options)
 
 

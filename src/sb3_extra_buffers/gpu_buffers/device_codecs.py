@@ -1,7 +1,7 @@
 """Codecs whose records are written and read by kernels.
 
-The bytes are those of the codecs in :mod:`sb3_extra_buffers.codecs`. The host keeps account of records and references;
-frames, and the frames that they refer to, are known to the device alone.
+Their records have the same bytes as those of the codecs in :mod:`sb3_extra_buffers.codecs`. The host keeps the index of
+records and the reference counts. Only the device has the frames and the reference frames.
 """
 
 from __future__ import annotations
@@ -18,49 +18,54 @@ from sb3_extra_buffers.storage.config import CodecRecipe
 
 
 class DeviceDelta(DeltaWordsCodec):
-    """``delta``. ``reference_frames`` are as of the last time that they were fetched from the device."""
+    """``delta``. On the host, ``reference_frames`` are only valid right after :meth:`fetch_references` or loading."""
 
     @property
     def reference_bytes(self) -> int:
         return 4 * self._n_words * len(self._uses)
 
     def measure(self, frames: DeviceFrames) -> None:
-        """Fill the report of ``frames``."""
+        """Measure the next records of each lane, and fill the report of ``frames``."""
         kernel_module("delta").measure_delta(frames)
 
     def write(self, frames: DeviceFrames) -> None:
-        """Write what was measured, as ordered."""
+        """Write the measured records, as the orders of ``frames`` say."""
         kernel_module("delta").write_delta(frames)
 
     def gather_launch(self, frames: DeviceFrames, batch: ObservationBatch) -> RepeatedLaunch:
-        """What rebuilds the observations of ``batch``, and of others like it."""
+        """The launch that rebuilds ``batch``, for this batch and others of its size from the same tensors."""
         launch: RepeatedLaunch = kernel_module("delta").gather_delta(frames, batch)
         return launch
 
     def references_for(self, n_lanes: int) -> Indices:
-        """The reference of each lane; 0 where a lane has none yet."""
+        """The number of each lane's current reference frame; 0 if the lane has none yet."""
         self._make_room_for_lanes(n_lanes)
         return self._current[:n_lanes]
 
     def lanes_to_renew(self, saved: Indices, n_records: Indices) -> Indices:
         """The lanes whose newest frame should become their reference.
 
-        :param saved: How many words fewer a record would have with a newer one.
-        :param n_records: How many records it stands for.
+        :param saved: For each lane, how many words a newer reference would have saved in the newest frame.
+        :param n_records: How many new records of the lane that frame stands for.
         """
         self._regret = np.maximum(self._regret + 5 * saved * n_records, 0)
         return np.flatnonzero((self._regret > 2 * self.frame.nbytes) & (saved > 0))
 
     def new_references(self, n: int) -> Indices:
-        """Numbers for ``n`` new references, whose frames the device is going to write."""
+        """Allocate ``n`` reference numbers. The device is going to write their frames."""
         found = np.array([self._uses.new() for _ in range(n)], dtype=np.int64)
         if len(self._uses) > len(self._frames):
-            # Pages that are not written take no memory.
+            # The host only needs the right number of rows. Pages that are never written take no memory.
             self._frames = np.zeros((len(self._uses) * 5 // 4 + 4, self._n_words), dtype=np.uint32)
         return found
 
     def use_references(self, lanes: Indices, references: Indices, used: Indices) -> None:
-        """Enter what the device has written: new references of lanes, and the ones that its records use."""
+        """Count references that the device has used.
+
+        :param lanes: Lanes with a new reference.
+        :param references: The new reference of each of ``lanes``.
+        :param used: The references of new records.
+        """
         self._uses.incref(used)
         if len(lanes):
             self._uses.decref(self._current[lanes])
@@ -68,7 +73,7 @@ class DeviceDelta(DeltaWordsCodec):
             self._regret[lanes] = 0
 
     def fetch_references(self, table: th.Tensor) -> None:
-        """Let the host know the reference frames."""
+        """Copy the reference frames to the host."""
         frames = np.zeros((len(self._uses), self._n_words), dtype=np.uint32)
         known = table[: len(frames)].cpu().numpy().view(np.uint32)
         frames[: len(known)] = known
@@ -76,7 +81,7 @@ class DeviceDelta(DeltaWordsCodec):
 
 
 class DeviceRle(RleCodec):
-    """``rle``, whose records refer to nothing."""
+    """``rle``. Its records need no references."""
 
     def measure(self, frames: DeviceFrames) -> None:
         kernel_module("rle").measure_rle(frames, *self._sizes)
@@ -97,7 +102,7 @@ DeviceCodec = DeviceDelta | DeviceRle
 
 
 def device_codec(recipe: CodecRecipe, frame: FrameSpec) -> DeviceCodec | None:
-    """The codec for a method that the device encodes and decodes; ``None`` for others."""
+    """The codec for a method that has kernels; ``None`` for other methods."""
     codec: Codec = recipe.build(frame)
     if isinstance(codec, DeltaCodec):
         return DeviceDelta(frame, frames_per_record=codec.frames_per_record)
@@ -107,5 +112,5 @@ def device_codec(recipe: CodecRecipe, frame: FrameSpec) -> DeviceCodec | None:
 def host_codec(recipe: CodecRecipe, frame: FrameSpec) -> Codec:
     """The codec for a method whose records a GPU buffer keeps in host memory."""
     codec = recipe.build(frame)
-    # The records of a device, so that a buffer that is saved on one machine can be loaded on another.
+    # The same record format as the kernels use: saved buffers move between machines with and without a GPU.
     return DeltaWordsCodec(frame, **recipe.options) if isinstance(codec, DeltaCodec) else codec

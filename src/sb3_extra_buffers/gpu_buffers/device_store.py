@@ -22,12 +22,15 @@ class Step(NamedTuple):
     """Observations of all environments, ready to be written."""
 
     parts: Any
-    """What a store's ``checked_step`` has prepared for its ``write_step``."""
+    """What ``checked_step`` of a store hands to its ``write_step``: tensors on the device, or arrays."""
     digests: list[Digests] | None
 
 
 class DeviceStore(ObservationStore, ABC):
-    """A store that returns observations as tensors on ``device``."""
+    """A store that returns observations as tensors on ``device``.
+
+    :param budget: The memory limit that all stores of a buffer share.
+    """
 
     def __init__(self, *, device: th.device, budget: HeapBudget, **kwargs: Any) -> None:
         self.device = device
@@ -41,7 +44,7 @@ class DeviceStore(ObservationStore, ABC):
     @property
     @abstractmethod
     def gathers_fields(self) -> bool:
-        """Whether one kernel gathers observations and fields."""
+        """Whether the launch that gathers observations can gather fields as well."""
 
     @abstractmethod
     def to(self, device: th.device) -> None:
@@ -49,9 +52,9 @@ class DeviceStore(ObservationStore, ABC):
 
     @abstractmethod
     def checked_step(self, step: Sequence[Any], stream: th.cuda.Stream | None = None) -> Step:
-        """The observations of a step, which may be tensors, or an error.
+        """Check the observations of a step, which may be tensors, and prepare them for :meth:`write_step`.
 
-        :param stream: Where tensors are going to be read.
+        :param stream: The CUDA stream that is going to read tensors.
         """
 
     @property
@@ -61,16 +64,17 @@ class DeviceStore(ObservationStore, ABC):
 
     @abstractmethod
     def write_step(self, places: list[tuple[int, int]], step: Step, fields: FieldRow | None = None) -> None:
-        """Store a step, for which :meth:`prepare` was called, in columns and slots. Doing it twice does no harm.
+        """Store a step after :meth:`prepare` has made room. Doing it twice does no harm.
 
-        :param fields: Where :attr:`takes_fields`, the fields of the step.
+        :param places: The column and slot of each observation.
+        :param fields: The fields of the step, if :attr:`takes_fields`.
         """
 
     @abstractmethod
     def read_tensors(self, columns: list[int], places: Places, fields: FieldBatch | None = None) -> list[th.Tensor]:
         """The observations of each column at ``places``.
 
-        :param fields: Fields to be gathered in the same launch, where :attr:`gathers_fields` says that this can be.
+        :param fields: Fields to gather in the same launch, if :attr:`gathers_fields`.
         """
 
     @abstractmethod
@@ -79,7 +83,7 @@ class DeviceStore(ObservationStore, ABC):
 
     @abstractmethod
     def check_device(self) -> None:
-        """Check what is on the device, as a part of ``check()``."""
+        """Check the tensors on the device, without sending or moving observations."""
 
     def read(self, wanted: list[tuple[int, Indices]], envs: Indices, device: th.device = CPU) -> list[npt.NDArray[Any]]:
         with self.lock.held:
@@ -88,7 +92,7 @@ class DeviceStore(ObservationStore, ABC):
             return [found.cpu().numpy() for found in self.read_tensors([column for column, _ in wanted], places)]
 
     def _wait(self) -> None:
-        """Wait for all streams of the device, which an access by index does not know."""
+        """Wait for all streams of the device: an access by index does not know which stream wrote last."""
         if self.device.type == "cuda":
             th.cuda.synchronize(self.device)
 
@@ -97,7 +101,7 @@ class DeviceStore(ObservationStore, ABC):
         return (
             isinstance(observations, th.Tensor)
             and observations.device == self.device
-            and self.digests is None  # checksums are made on the host
+            and self.digests is None  # checksums are computed on the host
             and observations.shape == self._step_shape
             and self.stored_dtype == self.dtype
             and observations.dtype == self._torch_dtype
@@ -108,7 +112,7 @@ class DeviceStore(ObservationStore, ABC):
         return arrays, self._digests_of(arrays)
 
     def _outputs_of(self, columns: list[int], places: Places, stored: list[th.Tensor]) -> list[th.Tensor]:
-        """Compare stored values with their checksums, if there are any, and convert them to the output dtype."""
+        """Verify the checksums of stored values, if there are any, and convert the values to the output dtype."""
         if self.digests is not None:
             for i, (column, values) in enumerate(zip(columns, stored, strict=True)):
                 self.digests.compare(column, places.host_slots(i), places.envs, values.cpu().numpy())

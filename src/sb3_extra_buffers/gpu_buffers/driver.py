@@ -1,6 +1,6 @@
-"""CUDA's driver, called directly: for memory that grows in place, and for copies and launches in every step.
+"""Direct calls of CUDA's driver: for memory that grows in place, and for the copies and launches of every step.
 
-Torch and Triton inspect the arguments of every call, which takes longer than the driver's part of it.
+Torch and Triton inspect the arguments of every call, which takes longer than the driver's own work.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 import torch as th
 
 _PIECE = 2 << 20
-"""CUDA maps memory in pieces of this size."""
+"""The granularity of memory mappings, in bytes."""
 _LARGE = 2 * _PIECE
-"""Memory of this size grows in place."""
+"""From this size on, in bytes, memory grows in place. Smaller memory is copied when it grows."""
 _NO_CONTEXT = 201
-"""The error of a thread that has not used CUDA yet."""
+"""``CUDA_ERROR_INVALID_CONTEXT``: the calling thread has not used CUDA yet."""
 _size = ctypes.c_uint64
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemcpyHtoDAsync_v2": (_size, ctypes.c_void_p, _size, ctypes.c_void_p),
@@ -31,9 +31,9 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 @functools.cache
 def _driver() -> Any:
-    """CUDA's driver, if it can be called."""
+    """CUDA's driver; ``None`` if it cannot be loaded."""
     try:
-        # Calls take too little time to be worth releasing Python's lock.
+        # Calls are too short to be worth releasing the GIL.
         library = ctypes.PyDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
     except OSError:
         return None
@@ -43,7 +43,7 @@ def _driver() -> Any:
 
 
 def _call(name: str, *arguments: Any, may_fail: bool = False) -> bool:
-    """Call a function of CUDA's driver. Returns whether that has succeeded."""
+    """Call a function of CUDA's driver, and return whether it succeeded."""
     code = getattr(_driver(), name)(*arguments)
     if code and not may_fail:
         raise th.cuda.OutOfMemoryError(f"CUDA has no memory left for a buffer: {name} failed with error {code}.")
@@ -51,22 +51,22 @@ def _call(name: str, *arguments: Any, may_fail: bool = False) -> bool:
 
 
 def _enqueue(function: Any, *arguments: Any) -> None:
-    """Call a function that puts work on a stream of the current GPU."""
+    """Call a function of the driver that enqueues work on a stream of the current GPU."""
     code = function(*arguments)
     if code == _NO_CONTEXT:
-        th.cuda.current_stream().query()  # anything that torch does lets this thread use CUDA
+        th.cuda.current_stream().query()  # any CUDA call of torch gives this thread a context
         code = function(*arguments)
     if code:
         raise RuntimeError(f"CUDA's driver failed with error {code}.")
 
 
 def copy_to_device(target: int, source: int, size: int, stream: int) -> None:
-    """Copy bytes from pinned memory to the current GPU. Addresses are numbers."""
+    """Copy ``size`` bytes from pinned memory to the current GPU. ``target`` and ``source`` are addresses."""
     _enqueue(_driver().cuMemcpyHtoDAsync_v2, target, source, size, stream)
 
 
 class Kernel:
-    """A kernel that Triton has compiled. Its arguments are tensors first, and then numbers of 32 bits.
+    """A kernel that Triton has compiled. Its arguments are tensors, followed by 32-bit integers.
 
     :param compiled: What Triton returns from a launch.
     """
@@ -74,15 +74,15 @@ class Kernel:
     def __init__(self, compiled: Any, n_tensors: int, n_numbers: int) -> None:
         self._function = compiled.function
         self._shape = 32 * compiled.metadata.num_warps, 1, 1, compiled.metadata.shared
-        # Triton's kernels have two more arguments, for memory that ours do not need.
+        # Triton adds two arguments, for scratch memory that these kernels do not need.
         self._formats = "Q" * n_tensors + "i" * n_numbers + "QQ"
         self._fill = struct.Struct(self._formats).pack_into
         self._launch = _driver().cuLaunchKernel
-        self._threads = threading.local()  # not a lock, since Ctrl-C could leave it locked
+        self._threads = threading.local()  # not a lock: Ctrl-C could leave it locked
 
     @staticmethod
     def can_launch(compiled: Any) -> bool:
-        """Whether a kernel needs nothing but its arguments."""
+        """Whether a kernel needs nothing except its arguments, such as scratch memory or clusters."""
         metadata = compiled.metadata
         needs = metadata.global_scratch_size, metadata.profile_scratch_size, metadata.launch_cooperative_grid
         return _driver() is not None and not any(needs) and metadata.num_ctas == 1 and not metadata.launch_pdl
@@ -98,9 +98,9 @@ class Kernel:
     def repeated(
         self, grid: tuple[int, int], tensors: Sequence[th.Tensor], numbers: Sequence[int], n_outputs: int
     ) -> Callable[[int, Sequence[th.Tensor]], None]:
-        """A function that launches the kernel on a stream, each time with other outputs, which are its last tensors.
+        """Return a function that launches the kernel on a stream with new outputs, which are its last tensors.
 
-        Only one thread at a time may call it, and somebody else must keep the other tensors alive.
+        Only one thread at a time may call it. The caller must keep the other tensors alive.
         """
         memory, pointers = self._make_arguments()
         self._fill(memory, 0, *[tensor.data_ptr() for tensor in tensors], *numbers, 0, 0)
@@ -114,7 +114,7 @@ class Kernel:
         return run
 
     def _make_arguments(self) -> Any:
-        """Memory for the arguments of a launch, and where in it each of them is."""
+        """Memory for the arguments of a launch, and pointers to each of them."""
         memory = ctypes.create_string_buffer(struct.calcsize(self._formats))
         ends = [struct.calcsize(self._formats[: i + 1]) for i in range(len(self._formats))]
         begin = ctypes.addressof(memory)
@@ -123,22 +123,22 @@ class Kernel:
 
 
 class DeviceMemory:
-    """Bytes on a device that grow in place, where CUDA allows it.
+    """Bytes on a device that grow in place, if CUDA's driver can be called.
 
-    Torch would copy them to a larger piece of memory each time, and keep the old ones, which add up to many times what
-    is in use.
+    Torch would copy them to a larger block whenever they grow. Its allocator would keep the old blocks, which add up to
+    many times the memory in use.
     """
 
     def __init__(self, device: th.device) -> None:
         self.bytes = th.empty(0, dtype=th.uint8, device=device)
-        """All of it as a tensor."""
+        """The whole memory as a tensor."""
         self._addresses: _Addresses | None = None
 
     def __len__(self) -> int:
         return self.bytes.shape[0]
 
     def grow(self, size: int) -> None:
-        """Make it larger. Bytes keep their places; those that are added are uninitialised."""
+        """Grow to ``size`` bytes. Old bytes keep their places, new ones are uninitialised."""
         smaller, device = self.bytes, self.bytes.device
         if self._addresses is not None:
             self.bytes = self._addresses.tensor(size)
@@ -174,18 +174,18 @@ class _Access(ctypes.Structure):
 
 
 class _Addresses:
-    """A range of addresses of a GPU, to whose beginning memory has been added."""
+    """A reserved range of GPU addresses. Memory is mapped at its beginning, and more is added as needed."""
 
     _process: int | None = None
-    """``None`` until the constructor is through."""
+    """The process that created it; ``None`` until the constructor has finished."""
 
     def __init__(self, device: th.device) -> None:
         self._device = device
         self._size = 0
-        location = _Location(1, device.index)  # a device
-        self._properties = _Properties(kind=1, location=location)  # pinned, which is all there is
-        self._access = _Access(location, 3)  # to read and to write
-        # More than will ever fit in. Addresses take no memory.
+        location = _Location(1, device.index)  # CU_MEM_LOCATION_TYPE_DEVICE
+        self._properties = _Properties(kind=1, location=location)  # CU_MEM_ALLOCATION_TYPE_PINNED
+        self._access = _Access(location, 3)  # CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        # All of the GPU's memory, so that the range never has to move. Addresses take no memory.
         self._range = -(-th.cuda.get_device_properties(device).total_memory // _PIECE) * _PIECE
         address = ctypes.c_uint64()
         _call("cuMemAddressReserve", ctypes.byref(address), _size(self._range), _size(0), _size(0), _size(0))
@@ -193,28 +193,28 @@ class _Addresses:
         self._process = os.getpid()
 
     def tensor(self, size: int) -> th.Tensor:
-        """The first ``size`` bytes, for which memory is added if necessary."""
+        """The first ``size`` bytes as a tensor. Memory is added if necessary."""
         missing = -(-(size - self._size) // _PIECE) * _PIECE
         if missing > 0:
             handle, target = ctypes.c_uint64(), _size(self._begin + self._size)
             create = "cuMemCreate", ctypes.byref(handle), _size(missing), ctypes.byref(self._properties), _size(0)
             if not _call(*create, may_fail=True):
-                th.cuda.empty_cache()  # what torch has kept for later
+                th.cuda.empty_cache()  # free the memory that torch's allocator has cached
                 _call(*create)
             _call("cuMemMap", target, _size(missing), _size(0), handle, _size(0))
-            _call("cuMemRelease", handle)  # it stays as long as it is mapped
+            _call("cuMemRelease", handle)  # the memory lives as long as it is mapped
             _call("cuMemSetAccess", target, _size(missing), ctypes.byref(self._access), _size(1))
             self._size += missing
         interface = {"shape": (size,), "typestr": "|u1", "data": (self._begin, False), "version": 3}
-        # The tensor refers to this object, and so to the memory.
+        # The tensor keeps this object alive, and with it the memory.
         holder = type("Array", (), {"__cuda_array_interface__": interface, "memory": self})()
         tensor: th.Tensor = th.as_tensor(holder, device=self._device)
         return tensor
 
     def __del__(self) -> None:
-        # A forked child has no device. At the end of a process, CUDA may be gone already.
+        # A forked child cannot use CUDA. At interpreter exit, CUDA may have shut down already.
         if self._process == os.getpid() and not sys.is_finalizing():
-            th.cuda.synchronize(self._device)  # until then kernels may use it
+            th.cuda.synchronize(self._device)  # kernels may still be using the memory
             if self._size:
                 _call("cuMemUnmap", _size(self._begin), _size(self._size))
             _call("cuMemAddressFree", _size(self._begin), _size(self._range))

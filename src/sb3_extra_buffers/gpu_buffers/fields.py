@@ -1,13 +1,14 @@
-"""Actions, rewards and the like: NumPy arrays for SB3, and a copy of them on the device for sampling.
+"""Actions, rewards, dones and timeouts: NumPy arrays for SB3, and a copy on the device for sampling.
 
-All fields of a slot lie side by side. Where a kernel appends the observations of a step, it reads these from the host's
-memory as well. Otherwise they are sent before the next batch, all new slots in one piece.
+All fields of a slot are one row. If a kernel appends the observations of a step, the same launch copies the row from
+pinned host memory. Otherwise rows are sent before the next batch, all new ones in one copy.
 
 The arrays on the host are authoritative. Writes to a NumPy array cannot be observed (``np.copyto``, ``.flat``, views).
-So while a user holds the array of a field, or a view of it, batches take their fields from the host. Once all of these
-arrays are gone, all fields are sent to the device again. Training never accesses these arrays, so it pays nothing.
+So while a user holds the array of a field, or a view of it, batches take their fields from the host. Once these arrays
+are gone, all fields are sent to the device again. Training never accesses these arrays, so it pays nothing.
 
-Fields that are tensors on the device are written there. They come to the host when somebody needs the host's arrays.
+Fields that ``add`` gets as tensors on the device are written there. They are copied to the host when its arrays are
+needed.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ Shapes = dict[str, tuple[npt.DTypeLike, tuple[int, ...]]]
 
 
 class Fields:
-    """Fields of ``n_slots`` slots, on the host and, where kernels can gather them, on ``device``."""
+    """The fields of ``n_slots`` slots, on the host and, if kernels can gather them, on ``device``."""
 
     copy: th.Tensor | None
-    """The fields on the device, ``int32``, (slots, words in a row)."""
+    """The fields on the device, ``int32``, (slots, words in a row); ``None`` if no kernel can gather them."""
 
     def __init__(self, n_slots: int, shapes: Shapes, device: th.device) -> None:
         self.dtype = np.dtype([(name, *shape) for name, shape in shapes.items()], align=True)
@@ -45,14 +46,15 @@ class Fields:
         self._prepared_bytes = row.view(np.uint8)
         self._prepared_words = row.view(np.int32)
         self.prepared = {name: row[name][0] for name in self.dtype.names or ()}
-        """The fields of a slot that is about to be written."""
+        """The fields of the slot that is about to be written: views of one row."""
         self.foreign: dict[str, npt.NDArray[Any]] = {}
-        """Arrays that a user has put in the place of a field."""
+        """Arrays that a user has assigned to a field, such as ``buffer.rewards = ...``."""
         self._lent: dict[int, weakref.ref[npt.NDArray[Any]]] = {}
+        """Arrays of fields that a user still holds, by ``id``."""
         self._unsent = 0, n_slots
-        """The first slot that the device does not hold yet, and the one after the last. Slots in between are sent."""
+        """The slots that are not on the device yet: from the first number up to, but not including, the second."""
         self._only_on_device = np.zeros(n_slots, dtype=bool)
-        """Slots that the host does not hold yet."""
+        """Whether each slot was written on the device and is not on the host yet."""
         self.copy = None
         self.to(device)
 
@@ -84,7 +86,7 @@ class Fields:
         return columns
 
     def accepts(self, values: Iterable[Any]) -> bool:
-        """Whether :meth:`write_tensors` can write these. If not, they must pass through the host."""
+        """Whether :meth:`write_tensors` can write these values. If not, they must pass through the host."""
         return (
             self.copy is not None
             and not self.are_shared
@@ -99,7 +101,7 @@ class Fields:
         self._only_on_device[slot] = True
 
     def fetch(self) -> None:
-        """Bring to the host what was written on the device."""
+        """Copy slots that were written on the device to the host."""
         if self.copy is not None and self._only_on_device.any():
             slots = np.flatnonzero(self._only_on_device)
             self._bytes[slots] = self.copy[upload(slots, self._device)].cpu().numpy().view(np.uint8)
@@ -112,15 +114,16 @@ class Fields:
 
     @property
     def are_shared(self) -> bool:
-        """Whether others may be writing to a field."""
+        """Whether a user may be writing to the array of a field."""
         return bool(self._lent or self.foreign)
 
     def lend(self, name: str) -> npt.NDArray[Any]:
-        """A field as SB3 knows it, ``(n_slots, *shape)``."""
+        """Return a field as SB3's array, ``(n_slots, *shape)``, and note that the caller may write to it."""
         self.fetch()
         if name in self.foreign:
             return self.foreign[name]
-        # Views of an array refer to it, and not to what it is itself a view of, only where that is no array.
+        # A view of a view refers to the array that owns the memory, so the view in between may die. NumPy does not look
+        # past an array that is made from a memoryview: views of this one keep it alive.
         array = np.asarray(memoryview(self.rows[name]))  # type: ignore[arg-type]  # arrays are buffers
         key = id(array)
         self._unsent = 0, len(self.rows)
@@ -128,13 +131,13 @@ class Fields:
         return array
 
     def peek(self, name: str) -> npt.NDArray[Any]:
-        """A field, to be read at once. Slots that were written on the device may be missing: see :meth:`fetch`."""
+        """A field, to be read at once. Call :meth:`fetch` first if slots may have been written on the device."""
         return self.foreign.get(name, self.rows[name])
 
     def row_for(self, slot: int) -> FieldRow | None:
-        """What was entered into :attr:`prepared`, for the kernel that appends observations to write it to ``slot``.
+        """The fields in :attr:`prepared`, for the kernel that appends observations to write them to ``slot``.
 
-        ``None`` where it is sent later, together with what has not been sent before.
+        ``None`` if earlier slots wait to be sent. This slot is then sent with them.
         """
         if self.copy is None or self._unsent[0] != self._unsent[1]:
             return None
@@ -143,13 +146,13 @@ class Fields:
         return FieldRow(self._staging.tensors[row], self.copy, slot)
 
     def write(self, slot: int, is_sent: bool) -> None:
-        """Put what was entered into :attr:`prepared` into a slot.
+        """Write the fields in :attr:`prepared` to a slot.
 
-        :param is_sent: Whether the device has it.
+        :param is_sent: Whether a kernel already writes them on the device.
         """
         if not is_sent:
             first, stop = self._unsent
-            if not first <= slot <= stop:  # the buffer is full, and starts again
+            if not first <= slot <= stop:  # the buffer was full, and overwrites its oldest slots
                 self._send()
                 first = stop = slot
             self._unsent = first, max(stop, slot + 1)
@@ -165,7 +168,7 @@ class Fields:
         self._unsent = stop, stop
 
     def batch(self, n: int) -> FieldBatch | None:
-        """For a kernel that gathers the fields of ``n`` transitions; ``None`` where they must come from the host."""
+        """What a kernel needs to gather the fields of ``n`` transitions; ``None`` if they must come from the host."""
         if self.copy is None or self.are_shared:
             return None
         self._send()
@@ -174,14 +177,14 @@ class Fields:
         return FieldBatch(self.copy, actions, new_number(), new_number(), self._constants)
 
     def from_host(self, slots: Indices, envs: Indices) -> tuple[th.Tensor, ...]:
-        """Actions, rewards and dones, sent to the device, as SB3 does it."""
+        """Actions, rewards and dones of a batch, gathered on the host and sent to the device."""
         self.fetch()
         actions, rewards, dones, timeouts = (self.peek(name)[slots, envs] for name in FIELDS)
         arrays = actions, rewards[:, None], (dones * (1 - timeouts))[:, None]
         return tuple(upload(array, self._device) for array in arrays)
 
     def check(self) -> None:
-        """Raise an error unless the device holds the host's rows."""
+        """Raise an error unless the rows on the device equal those on the host."""
         if self.copy is None or self.are_shared:
             return
         self.fetch()
@@ -191,11 +194,11 @@ class Fields:
 
 
 def field_property(name: str) -> Any:
-    """A field as an attribute of a buffer, which has its :class:`Fields` in ``_fields``."""
+    """A property of a buffer that reads and replaces a field of its ``_fields``."""
 
     def get(buffer: Any) -> npt.NDArray[Any]:
         fields = buffer.__dict__.get("_fields")
-        if fields is None:  # SB3's constructor is at work
+        if fields is None:  # SB3's constructor is running
             array: npt.NDArray[Any] = buffer.__dict__[name]
             return array
         return fields.lend(name)  # type: ignore[no-any-return]
@@ -206,6 +209,6 @@ def field_property(name: str) -> Any:
             buffer.__dict__[name] = array
         else:
             fields.fetch()
-            fields.foreign[name] = array  # which stays that of its owner
+            fields.foreign[name] = array  # not a copy: later writes of its owner count
 
     return property(get, replace)

@@ -1,9 +1,10 @@
 """Frames on a torch device: new ones in a ring, all others in records.
 
-The device compares each observation with the previous one, keeps new frames in the ring, and measures the records that
-they would make. Every few dozen steps, it copies heads, lengths and the oldest frames in use to the host in the
-background: a :class:`.Report`. Some steps later, the host reads it, allocates room for the records, and tells the
-device to write them. Until then, frames are sampled from the ring. The host only waits if the ring could overflow.
+The device compares each observation with the previous one, and appends new frames to the ring. When the ring is nearly
+full, the device measures the records that its frames would make. It copies the lengths, the heads and the oldest frames
+in use to the host in the background: a :class:`.Report`. Some steps later, the host reads it, allocates room for the
+records, and lets the device write them. Until then, frames are sampled from the ring. The host only waits if the ring
+could overflow.
 """
 
 from __future__ import annotations
@@ -49,19 +50,20 @@ from sb3_extra_buffers.storage.record_index import RecordIndex
 from sb3_extra_buffers.storage.stacking import StackLayout, numbers_from
 
 _RING_FRAMES, _RING_BYTES = 288, 32 << 20
-"""The frames of each lane in the ring, and the most memory for all lanes. One step always fits."""
+"""The most frames of each lane in the ring, and the most bytes of the whole ring. A few steps always fit."""
 _RING_RESERVE = 24
-"""How many of them are left for frames that arrive while records are measured."""
+"""Frames of the ring that stay free for new frames while records are measured."""
 _MOST_LAUNCHES = 8
+"""How many launches to keep. Each size of a batch has its own."""
 _NOTHING = np.zeros(0, dtype=np.int64)
 Records = tuple[Indices, Indices, Indices, Indices]
 _NO_RECORDS: Records = (_NOTHING, _NOTHING, _NOTHING, _NOTHING)
 
 
 class DeviceFrameStore(CappedFrameStore):
-    """A frame store on ``device``. On the host, ``heads`` are as of the last report.
+    """A frame store on ``device``. The host only knows the ``heads`` of the newest report.
 
-    :param index_size: For how many records of each lane to make room from the beginning.
+    :param index_size: The number of records per lane for which the index has room from the start.
     """
 
     codec: DeviceCodec
@@ -69,8 +71,8 @@ class DeviceFrameStore(CappedFrameStore):
     tensors: DeviceFrames
     """The tensors that kernels read and write."""
     ends: list[th.Tensor]
-    """Where the observations of all columns end, ``int32`` (slots, lanes). Frames that none of them needs are released.
-    Without them, nothing is."""
+    """For each column, where its observations end, ``int32`` (slots, lanes). Frames that no observation needs are
+    released. While the list is empty, none are."""
 
     def __init__(
         self,
@@ -87,22 +89,22 @@ class DeviceFrameStore(CappedFrameStore):
         self.ends = []
         self.staging = ObservationStaging(layout, n_lanes, device)
         self._launches: dict[Any, tuple[tuple[Any, ...], RepeatedLaunch]] = {}
-        """Launches that rebuild observations, for further batches of the same size from the same tensors."""
+        """Prepared launches that rebuild batches, for further batches of the same size from the same tensors."""
         self._report_is_pending = False
         self._appended = self._in_report = self._in_heads = self._in_waiting = 0
-        """Observations of each lane that the device was told to append; how many of these are counted in the report, in
-        :attr:`heads` and in :attr:`_most_waiting`."""
+        """The number of observations per lane that the device was told to append; and how many of them are included in
+        the report, in :attr:`heads` and in :attr:`_most_waiting`."""
         self._create_tensors()
 
     def make_room(self, n_observations: int, oldest: Callable[[], Indices]) -> None:
         ring_frames = self.tensors.ring_frames
         enough = ring_frames - min(ring_frames // 4, _RING_RESERVE)
         if self._report_is_pending and self._report.has_arrived:
-            with contextlib.suppress(CapacityError):  # frames for which there is no room go on waiting
+            with contextlib.suppress(CapacityError):  # without room in the arena, frames stay in the ring
                 self._place_records()
         if self._most_with(n_observations) > (ring_frames if self._report_is_pending else enough):
             self._look_at_progress()
-            # A few less will do, since looking takes time.
+            # Request it a little early: otherwise the host would look again at each of the next steps.
             if not self._report_is_pending and self._most_with(n_observations) > enough - enough // 16:
                 self._request_report()
         while self._most_with(n_observations) > ring_frames:
@@ -113,20 +115,20 @@ class DeviceFrameStore(CappedFrameStore):
             except CapacityError:
                 if self._in_report == self._appended:
                     raise
-                self._request_report()  # less may be in use by now
+                self._request_report()  # more frames may be unused by now
 
     def _most_with(self, n_observations: int) -> int:
-        """An upper bound for the frames of a lane in the ring, with so many more observations."""
+        """An upper bound for the frames of a lane in the ring after ``n_observations`` more."""
         return self._most_waiting + self.layout.stack * (self._appended - self._in_waiting + n_observations)
 
     def _look_at_progress(self) -> None:
-        """Find out how many frames are in the ring, as far as the device has come."""
+        """Improve the bound for the frames in the ring, by what the device has appended so far."""
         done, heads = self._progress.look(self._appended)
         if done > self._in_waiting:
             self._most_waiting, self._in_waiting = int((heads - self.encoded).max()), done
 
     def append(self, lanes: Indices, observations: npt.NDArray[Any], oldest: Callable[[], Indices]) -> Indices:
-        """Append from the host, which waits for the result."""
+        """Append observations from the host, which waits for the device."""
         self.make_room(1, oldest)
         ends = th.zeros((1, self.n_lanes), dtype=th.int32, device=self.device)
         self.append_on_device(self.staging.send([observations]), [ends], [0], lanes)
@@ -141,7 +143,7 @@ class DeviceFrameStore(CappedFrameStore):
         lanes: Indices | None = None,
         fields: FieldRow | None = None,
     ) -> None:
-        """Append observations for which there is room; see :mod:`.kernels.append`."""
+        """Append observations after :meth:`make_room`; see :mod:`.kernels.append`."""
         self._appended += len(observations.parts)
         which = self._all_lanes if lanes is None else upload(lanes, self.device)
         kernel_module("append").append_observations(
@@ -151,7 +153,7 @@ class DeviceFrameStore(CappedFrameStore):
             self.staging.note_appended()
 
     def _request_report(self) -> None:
-        """Request a report: the lengths of all complete records, measured on the device."""
+        """Let the device measure all complete records in the ring, and request its report."""
         if isinstance(self.codec, DeviceDelta):
             self._write_records(0, 0, _NO_RECORDS, np.flatnonzero(self.codec.references_for(self.n_lanes) == 0))
         self.codec.measure(self.tensors)
@@ -179,21 +181,21 @@ class DeviceFrameStore(CappedFrameStore):
             except CapacityError:
                 if most == 1:
                     raise
-                most = most // 2  # when the first ones are stored, some of them may be needed no longer
+                most = most // 2  # the first ones may be unused already; once stored, they can be released
                 counts = np.minimum(counts, most)
             else:
                 records = lanes, numbers, start + np.cumsum(lengths) - lengths, lengths
-        self._report_is_pending = False  # if anything fails from here on, records must not be entered twice
+        self._report_is_pending = False  # before anything can fail: records must not be entered twice
         to_renew = self.codec.lanes_to_renew(rows[:, 1], counts) if isinstance(self.codec, DeviceDelta) else _NOTHING
         self._write_records(start, most, records, to_renew)
         self._most_waiting, self._in_waiting = int((self.heads - self.encoded).max()), self._in_heads
 
     def _write_records(self, start: int, most: int, records: Records, to_renew: Indices) -> None:
-        """Have the device write records, and make the newest frames of lanes their references.
+        """Let the device write measured records, and make the newest frames of some lanes their references.
 
-        :param start: Where in the arena to write...
-        :param most: ... so many of the records of each lane, at most, that were measured...
-        :param records: ... which are these: for each its lane, number, start and length.
+        :param start: Where in the arena the records begin.
+        :param most: The most records to write for each lane.
+        :param records: The lane, number, start and length of each record.
         """
         codec, group = self.codec, self.codec.frames_per_record
         lanes, numbers, starts, lengths = records
@@ -204,7 +206,7 @@ class DeviceFrameStore(CappedFrameStore):
         if isinstance(codec, DeviceDelta):
             references = codec.references_for(self.n_lanes)[lanes]
         encoded = self.encoded + group * np.bincount(lanes, minlength=self.n_lanes)
-        self._index_is_stale = True  # if anything fails before the host's numbers agree with the device's
+        self._index_is_stale = True  # until host and device agree again, in case something fails before
         try:
             row = self._orders.next()
             orders = self._orders.arrays[row]
@@ -257,7 +259,7 @@ class DeviceFrameStore(CappedFrameStore):
             self.staging.forget()
 
     def fetch_heads(self) -> None:
-        """Wait for the device, and copy the numbers of frames to the host."""
+        """Wait for the device, and copy its heads to the host."""
         self.heads[:] = self.tensors.heads.cpu().numpy()
         self._most_waiting = int((self.heads - self.encoded).max())
         self._in_heads = self._in_waiting = self._appended
@@ -272,7 +274,7 @@ class DeviceFrameStore(CappedFrameStore):
                 self._place_records()
 
     def send_numbers(self) -> None:
-        """Send the numbers of frames, which the host has changed, to the device. Pending reports are void."""
+        """Send ``heads`` and ``encoded`` to the device after the host has changed them. Discards a pending report."""
         copy_into(self.tensors.heads, self.heads)
         copy_into(self.tensors.encoded, self.encoded)
         self._report_is_pending = False
@@ -281,7 +283,7 @@ class DeviceFrameStore(CappedFrameStore):
 
     def launch(self, batch: ObservationBatch) -> None:
         """Rebuild a batch of observations."""
-        if self._index_is_stale:  # something failed before it was sent
+        if self._index_is_stale:  # an error came before it could be sent
             self._send_index()
         places, ends, outs, fields = batch
         key = places.n, places.envs_at, len(outs), fields is None
@@ -294,7 +296,7 @@ class DeviceFrameStore(CappedFrameStore):
         known[1](batch.outputs)
 
     def gather(self, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
-        """Gather frames for the host, which waits for them. Training batches go through :meth:`launch`."""
+        """Gather frames for the host, which waits for them. Training batches use :meth:`launch` instead."""
         n, stack = len(lanes), self.layout.stack
         if not n:
             return
@@ -331,7 +333,7 @@ class DeviceFrameStore(CappedFrameStore):
     def restore(self, state: SavedState) -> None:
         super().restore(state)
         self.newest.forget()
-        check_records(self)  # kernels do not look whether what they read makes sense
+        check_records(self)  # because kernels do not validate what they read
         waiting = self.ring[self._waiting_places()]
         self._create_tensors(fewest=int((self.heads - self.encoded).max()) + 4 * self.layout.stack)
         if len(waiting):
@@ -342,15 +344,14 @@ class DeviceFrameStore(CappedFrameStore):
     def _create_tensors(self, fewest: int = 0) -> None:
         """Create all tensors on the device from the state of the host.
 
-        :param fewest: How many frames the ring must hold at least.
+        :param fewest: The fewest frames for which the ring must have room.
         """
         group, stack, frame_bytes = self.codec.frames_per_record, self.layout.stack, self.codec.frame.nbytes
-        # A step may bring two whole observations. While the records of a part of the ring are measured, frames go to
-        # the rest of it.
+        # A step may append two whole observations, and steps go on while the records in the ring are measured.
         affordable = _RING_BYTES // (self.n_lanes * frame_bytes)
         n_frames = max(6 * stack + group, min(_RING_FRAMES, affordable), fewest)
         n_frames = -(-n_frames // group) * group
-        # The host's ring has the shape of the device's, but no frames.
+        # The base class only needs the shape of the ring. The host's ring has that of the device's, but no bytes.
         self.ring = np.empty((self.n_lanes, n_frames, 0), dtype=np.uint8)
         self._all_lanes = upload(np.arange(self.n_lanes), self.device)
         self.staging.forget()
@@ -370,7 +371,7 @@ class DeviceFrameStore(CappedFrameStore):
         self._send_index()
 
     def _send_index(self) -> None:
-        """Send the whole index if records have moved or it has grown. Entries of new records are sent with these."""
+        """Send the whole index if records have moved or it has grown. Kernels enter new records themselves."""
         if not self._index_is_stale:
             return
         index = self.index
@@ -387,7 +388,7 @@ class DeviceFrameStore(CappedFrameStore):
         self._index_is_stale = False
 
     def _grow_table(self, size: int) -> None:
-        """Make room for so many reference frames."""
+        """Make room for ``size`` reference frames."""
         n_rows, n_words = self.tensors.table.shape
         if n_rows < size:
             larger = max(size + 16, n_rows * 65 // 64)

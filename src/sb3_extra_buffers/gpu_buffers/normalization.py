@@ -1,4 +1,4 @@
-"""``VecNormalize`` for tensors: the same arithmetic as SB3's for arrays, in float64, so the same bits."""
+"""``VecNormalize`` for tensors: the same operations in the same precision as SB3's, so the results are identical."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sb3_extra_buffers.gpu_buffers.transfer import upload
 
 
 def normalize_obs(observations: Any, env: VecNormalize | None) -> Any:
-    """A tensor or a dict of tensors."""
+    """Normalize a tensor or a dict of tensors as ``env.normalize_obs`` does."""
     if env is None or not env.norm_obs:
         return observations
     if _is_customized(env, "normalize_obs") or _is_customized(env, "_normalize_obs") or _lacks_float64(observations):
@@ -29,11 +29,12 @@ def normalize_obs(observations: Any, env: VecNormalize | None) -> Any:
 
 
 def normalize_reward(rewards: th.Tensor, env: VecNormalize | None) -> th.Tensor:
+    """Normalize rewards as ``env.normalize_reward`` does."""
     if env is None or not env.norm_reward:
         return rewards
     if _is_customized(env, "normalize_reward") or _lacks_float64(rewards):
         return _on_host(env.normalize_reward, rewards).to(th.float32)  # type: ignore[no-any-return]
-    # NumPy divides a float32 array by a float64 scalar in float64 since its version 2, before that in float32.
+    # NumPy 2 divides a float32 array by a float64 scalar in float64, NumPy 1 in float32.
     scale = np.sqrt(env.ret_rms.var + env.epsilon)
     wide = np.result_type(np.float32, scale) == np.float64
     scaled = (rewards.to(th.float64) if wide else rewards) / float(scale)
@@ -48,6 +49,7 @@ def _normalize(values: th.Tensor, statistics: RunningMeanStd, env: VecNormalize)
 
 
 def _is_customized(env: VecNormalize, method: str) -> bool:
+    """Whether a subclass of ``VecNormalize`` overrides a method."""
     return getattr(type(env), method) is not getattr(VecNormalize, method)
 
 

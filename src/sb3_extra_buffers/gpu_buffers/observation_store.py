@@ -1,4 +1,4 @@
-"""Observations by place, on a torch device.
+"""Stores of observations on a torch device.
 
 :class:`PackedObservationStore` is the store of :mod:`sb3_extra_buffers.storage.observation_store` with its frames on
 the device. :class:`DenseObservationStore` keeps observations uncompressed, in one tensor.
@@ -43,16 +43,16 @@ from sb3_extra_buffers.storage.pickling import unpickled
 from sb3_extra_buffers.storage.stacking import StackLayout
 
 _FRAMES_PER_SLOT = 1.1
-"""For how many new frames per slot the index has room from the beginning. Most slots bring one."""
+"""The new frames per slot for which the index has room from the start. Most slots add one frame."""
 
 
 class PackedObservationStore(DeviceStore):
     """Compressed observations.
 
-    Until the first few dozen steps have shown how to store them, they are in host memory. There they stay if the device
-    has no kernels for the method: without Triton, and with ``zstd``.
+    They are in host memory until the first few dozen steps have shown how they stack frames. They stay there if there
+    are no kernels: without Triton, and with ``zstd``.
 
-    While frames are on the device, ``frames.ends`` says where observations end, and ``ends`` is out of date.
+    While frames are on the device, ``frames.ends`` says where observations end, and the host's ``ends`` is out of date.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -124,8 +124,8 @@ class PackedObservationStore(DeviceStore):
             digests = self._digests_of([observations])
             frames.make_room(1, self._oldest)
             self._append_on_device(frames, [(column, slot)], Step(frames.staging.send([observations]), digests), lanes)
-            frames.staging.forget()  # the next step continues the step before, and not this
-            if frames.arena.nbytes > self._compact_at:  # written in no order, slots leave dead records behind
+            frames.staging.forget()  # this is not the next observation of the newest step
+            if frames.arena.nbytes > self._compact_at:  # slots written in random order leave dead records behind
                 self.compact()
             self._wait()
 
@@ -143,7 +143,7 @@ class PackedObservationStore(DeviceStore):
     def read_tensors(self, columns: list[int], places: Places, fields: FieldBatch | None = None) -> list[th.Tensor]:
         frames = self.device_frames
         if frames is None:
-            # Normalized on the device: a GPU does not divide exactly as the host does.
+            # Divide on the device, as for frames that are there: a GPU rounds differently than the host.
             wanted = [(column, places.host_slots(i)) for i, column in enumerate(columns)]
             stored = self.read_stored(wanted, places.envs, CPU)
             return self._converted([upload(array, self.device) for array in stored])
@@ -157,7 +157,7 @@ class PackedObservationStore(DeviceStore):
         return self._outputs_of(columns, places, outs if is_plain else [self._merge(out) for out in outs])
 
     def _merge(self, frames: th.Tensor) -> th.Tensor:
-        """Frames, ``(n, stack, frame_bytes)``, as observations."""
+        """Merge frames, ``(n, stack, frame_bytes)``, into observations."""
         n, stack = frames.shape[:2]
         values = frames.view(torch_dtype(self.stored_dtype))
         if not self.layout.is_contiguous:
@@ -195,8 +195,8 @@ class PackedObservationStore(DeviceStore):
         self._send_ends()
 
     def decide(self) -> None:
-        # Observations have been written at this point, so it is too late to refuse them: they stay where they are, and
-        # the next ones are refused unless there is room then.
+        # These observations are already stored, so it is too late to refuse them. They stay on the host, and the next
+        # step is refused unless the device has room by then.
         with contextlib.suppress(CapacityError):
             self._decide()
 
@@ -206,7 +206,7 @@ class PackedObservationStore(DeviceStore):
         self._decide_again = False
 
     def _review(self) -> None:
-        with contextlib.suppress(CapacityError):  # there is no room for anything better
+        with contextlib.suppress(CapacityError):  # if there is no room, keep what is stored as it is
             super()._review()
 
     def compact(self) -> None:
@@ -219,7 +219,7 @@ class PackedObservationStore(DeviceStore):
         frames = self.device_frames
         with uninterrupted():
             super().renumber()
-            if frames is not None and self.frames is frames:  # otherwise everything was stored anew
+            if frames is not None and self.frames is frames:  # otherwise all observations were stored again
                 self._send_ends()
                 frames.send_numbers()
 
@@ -234,7 +234,7 @@ class PackedObservationStore(DeviceStore):
             raise
 
     def _undo(self, before: dict[str, Any]) -> None:
-        """Restore the attributes of before a change that failed."""
+        """Restore the attributes from before a change that failed."""
         with uninterrupted():
             self.__dict__.update(before)
             self._count_arena(self.frames)
@@ -254,18 +254,18 @@ class PackedObservationStore(DeviceStore):
         return frames
 
     def _count_arena(self, frames: FrameStore) -> None:
-        """Count the arena of ``frames`` against the budget, instead of the previous one of this store."""
+        """Count the arena of ``frames`` against the budget, instead of this store's previous arena."""
         self.budget.arenas.pop(id(self), None)
         if isinstance(frames.arena, CappedArena):
             self.budget.arenas[id(self)] = frames.arena
 
     def _send_ends(self) -> None:
-        """Send the frame numbers of all observations to the device."""
+        """Copy ``ends`` to the device."""
         if self.device_frames is not None:
             self.device_frames.ends = [upload(ends.view(np.int32), self.device) for ends in self.ends]
 
     def _fetch_ends(self) -> None:
-        """Copy the frame numbers of all observations to the host, which waits for the device."""
+        """Copy ``ends`` and the lanes' heads to the host, which waits for the device."""
         frames = self.device_frames
         if frames is not None and frames.ends:
             frames.fetch_heads()
@@ -276,7 +276,7 @@ class DenseObservationStore(DeviceStore):
     """Uncompressed observations, in one tensor of all columns, slots and environments."""
 
     def _start(self) -> None:
-        # Bytes, because torch can do little with some dtypes.
+        # Bytes, because torch supports few operations for some dtypes.
         self._row_bytes = math.prod(self.shape) * self.stored_dtype.itemsize
         shape = (len(self.ends), self.n_slots, self.n_envs, self._row_bytes)
         self.values = th.zeros(shape, dtype=th.uint8, device=self.device)
@@ -320,7 +320,7 @@ class DenseObservationStore(DeviceStore):
         return Step(self._staging.send(arrays), digests)
 
     def prepare(self, n_observations: int, slot: int | None = None) -> None:
-        pass  # there is room for everything
+        pass  # the tensor has room for all slots
 
     def write_step(self, places: list[tuple[int, int]], step: Step, fields: FieldRow | None = None) -> None:
         parts, (pixels, chunk, item), continues = step.parts
@@ -342,7 +342,7 @@ class DenseObservationStore(DeviceStore):
         with self.lock.held, uninterrupted():
             self._wait()
             self._staging.forget()
-            # As bytes: torch cannot assign to an index of every type.
+            # As bytes: torch does not support indexed assignment for all dtypes.
             rows = upload(observations, self.device).view(th.uint8).view(-1, self._row_bytes)
             if lanes is None:
                 self.values[column, slot].copy_(rows)
@@ -377,7 +377,7 @@ class DenseObservationStore(DeviceStore):
         return [self.values]
 
     def check(self) -> None:
-        pass  # there is nothing but the observations
+        pass  # a tensor of observations has no invariants
 
     def check_device(self) -> None:
         pass

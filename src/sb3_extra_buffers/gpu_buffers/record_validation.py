@@ -1,7 +1,7 @@
 """Checks of untrusted records, and of the device's copy of the index.
 
-Kernels trust every record: they have no way to raise an error, and looking would take as long as decoding. So records
-that come from a file are checked once, here, on the host, all of them together.
+Kernels trust every record: they cannot raise errors, and checking a record would take as long as decoding it. So all
+records that come from a file are checked here, once, on the host.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sb3_extra_buffers.gpu_buffers.frame_store import DeviceFrameStore
 
 _AT_ONCE = 1 << 22
-"""Bytes of records that are checked together: finding each byte takes many times the memory that it does."""
+"""Bytes of records to check at a time. Each byte needs indices of many times its size, so this limits the memory."""
 
 
 def check_records(store: DeviceFrameStore) -> None:
@@ -52,7 +52,7 @@ def check_records(store: DeviceFrameStore) -> None:
 
 
 def check_device_copy(store: DeviceFrameStore) -> None:
-    """Raise an error unless the device's copy of the index is the host's."""
+    """Raise an error unless the device's copy of the index equals the host's."""
     tensors, places = store.tensors, store.index.places(*store.live_records())
     if tensors.heap.data_ptr() != store.arena.heap.data_ptr():
         raise CorruptDataError("The device reads an old heap.")
@@ -70,7 +70,7 @@ def check_device_copy(store: DeviceFrameStore) -> None:
 
 
 def check_same(what: str, on_device: npt.NDArray[Any], on_host: npt.NDArray[Any]) -> None:
-    """Raise an error that says where the two differ."""
+    """Raise an error that names the first difference, if the device and the host differ."""
     different = np.argwhere(on_device != on_host)
     if len(different):
         raise CorruptDataError(
@@ -80,7 +80,7 @@ def check_same(what: str, on_device: npt.NDArray[Any], on_host: npt.NDArray[Any]
 
 
 def _delta_records(data: Bytes, starts: Indices, lengths: Indices, codec: DeltaWordsCodec) -> npt.NDArray[Any]:
-    """Which records are as :mod:`sb3_extra_buffers.codecs.delta_words` says."""
+    """Which records follow the format of :mod:`sb3_extra_buffers.codecs.delta_words`."""
     group, n_words = codec.frames_per_record, -(-codec.frame.nbytes // 4)
     good: npt.NDArray[np.bool_] = lengths >= 4 * group
     safe_starts = np.where(good, starts, 0)
@@ -92,7 +92,7 @@ def _delta_records(data: Bytes, starts: Indices, lengths: Indices, codec: DeltaW
     good &= ~(whole & (counts != 0)).any(1) & ~(counts > n_words).any(1)
     changed = np.where(whole, n_words, counts).sum(1)
     good &= lengths == 4 * group + 4 * changed + counts.sum(1)
-    # The changes of each frame, as skips and words, must end inside of it.
+    # The changes of each frame must end inside the frame: skipped and changed words together fit into it.
     counts = np.where(good[:, None], counts, 0)
     first_skips = starts + 4 * group + 4 * changed
     skips_at = (first_skips[:, None] + np.cumsum(counts, axis=1) - counts).reshape(-1)
@@ -102,20 +102,20 @@ def _delta_records(data: Bytes, starts: Indices, lengths: Indices, codec: DeltaW
 
 
 def _rle_records(data: Bytes, starts: Indices, lengths: Indices, codec: RleCodec) -> npt.NDArray[Any]:
-    """Which records are as :mod:`sb3_extra_buffers.codecs.rle` says."""
+    """Which records follow the format of :mod:`sb3_extra_buffers.codecs.rle`."""
     run_bytes = codec.runs_type.itemsize
     counts, rest = np.divmod(lengths, run_bytes + codec.element_type.itemsize)
     good: npt.NDArray[np.bool_] = (rest == 0) & (counts > 0)
     counts = np.where(good, counts, 0)
     runs = _integers(data, starts, counts, run_bytes)
-    # One by one as well: a sum may wrap around, and a run of nothing is never written, nor understood by kernels.
+    # Runs are also checked one by one: their sum may overflow, and kernels cannot decode empty runs.
     is_odd = (runs == 0) | (runs > codec.element_count)
     good &= (_sums(is_odd, counts) == 0) & (_sums(runs, counts) == codec.element_count)
     return good
 
 
 def _integers(data: Bytes, starts: Indices, counts: Indices, size: int) -> npt.NDArray[np.uint64]:
-    """``counts[i]`` integers of ``size`` bytes from byte ``starts[i]`` on, one after the other."""
+    """Read ``counts[i]`` integers of ``size`` bytes from byte ``starts[i]`` on, for each ``i`` in turn."""
     lanes, at = numbers_from(np.zeros_like(counts), counts)
     places = starts[lanes] + at * size
     found: npt.NDArray[np.uint64] = data[places[:, None] + np.arange(size)].view(f"<u{size}")[:, 0].astype(np.uint64)

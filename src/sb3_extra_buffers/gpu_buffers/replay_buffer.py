@@ -28,13 +28,14 @@ from sb3_extra_buffers.storage.usage import MemoryUsage
 
 _TIMEOUT = "TimeLimit.truncated"
 _ONE_COLUMN, _TWO_COLUMNS = [0, 0], [0, 1]
+"""The columns of observations and next observations. With ``optimize_memory_usage``, both are in column 0."""
 
 
 class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
     """SB3's ``ReplayBuffer`` on a torch device: same arguments, same batches under the same seed.
 
-    Observations are compressed and rebuilt on the device. Actions, rewards, dones and timeouts are there as well, so
-    that sampling sends nothing but the places of the transitions.
+    Observations are compressed and rebuilt on the device. Actions, rewards, dones and timeouts are on the device as
+    well, so sampling only sends the slots and environments of the batch.
 
     Further arguments: see :class:`~sb3_extra_buffers.gpu_buffers.base.BaseGpuBuffer`.
     """
@@ -51,7 +52,7 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
         self._fields = Fields(self.buffer_size, shapes, self._location)
 
     def memory_usage(self) -> MemoryUsage:
-        usage = super().memory_usage()  # which does not know the fields
+        usage = super().memory_usage()  # only counts arrays that are attributes of the buffer
         fields = round(self.size() / self.buffer_size * self._field_bytes)
         return replace(usage, fields=usage.fields + fields, raw_equivalent=usage.raw_equivalent + fields)
 
@@ -62,10 +63,10 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
     def add(
         self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]] | dict[str, Any]
     ) -> None:
-        """As SB3's, but everything may be a tensor.
+        """Store a transition of each environment, as SB3 does. All arguments may be tensors.
 
-        :param infos: May also be a dict of arrays or tensors with one value per environment, as of environments that
-            run on a device.
+        :param infos: SB3's list of dicts; or one dict of arrays or tensors with a value per environment, as
+            environments on a device return it.
         """
         with self._lock.held, uninterrupted(), normal_tensors():
             self._follow_device()
@@ -76,12 +77,12 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
             try:
                 self._commit(pos, steps, tensors)
             except BaseException:
-                # Once more, since it does no harm: a transition is there as a whole, or not at all.
+                # Try once more: a transition is stored as a whole or not at all, and storing it twice does no harm.
                 self._commit(pos, self._prepared_steps(obs, next_obs), tensors)
                 raise
 
     def _prepared_steps(self, obs: Any, next_obs: Any) -> list[tuple[DeviceStore, Step]]:
-        """Observations on the device, with room for them in every store."""
+        """Check the observations, send them to the device, and make room for them in every store."""
         stream, stores = self._last_stream, self._stores
         steps = [
             (store, store.checked_step((part_of(obs, key), part_of(next_obs, key)), stream))
@@ -92,7 +93,7 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
         return steps
 
     def _field_tensors(self, action: Any, reward: Any, done: Any, infos: Any) -> dict[str, th.Tensor] | None:
-        """The fields of a transition if all of them are tensors on the device, which then need not leave it."""
+        """Return the fields of a transition if all are tensors on the device and can stay there; otherwise ``None``."""
         if not isinstance(reward, th.Tensor):
             return None
         fields = {"actions": action, "rewards": reward, "dones": done}
@@ -104,7 +105,7 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
         return {name: tensor.detach().reshape(shapes[name]) for name, tensor in fields.items()}
 
     def _prepare_fields(self, action: Any, reward: Any, done: Any, infos: Any) -> None:
-        """The fields of a transition, cast and broadcast as by SB3."""
+        """Put the fields of a transition into ``Fields.prepared``, cast and broadcast as SB3 does it."""
         prepared = self._fields.prepared
         prepared["actions"][...] = _as_array(action).reshape(self.n_envs, self.action_dim)
         prepared["rewards"][...] = _as_array(reward)
@@ -116,7 +117,10 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
                 prepared["timeouts"][...] = np.array([info.get(_TIMEOUT, False) for info in infos])
 
     def _commit(self, pos: int, steps: list[tuple[DeviceStore, Step]], tensors: dict[str, th.Tensor] | None) -> None:
-        """Store a transition, for which there is room. Its fields are in ``tensors``, or were prepared on the host."""
+        """Store a transition after :meth:`_prepared_steps` has made room for it.
+
+        :param tensors: Its fields on the device; ``None`` if they are in ``Fields.prepared``.
+        """
         next_place = (0, (pos + 1) % self.buffer_size) if self.optimize_memory_usage else (1, pos)
         fields = self._fields.row_for(pos) if steps[0][0].takes_fields and tensors is None else None
         for i, (store, step) in enumerate(steps):
@@ -165,9 +169,9 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
         return (DictReplayBufferSamples if is_dict else ReplayBufferSamples)(obs, actions, next_obs, dones, rewards)
 
     def _gathered(self, columns: list[int], places: Places) -> tuple[dict[str, list[th.Tensor]], Sequence[th.Tensor]]:
-        """The observations of each store and column at ``places``, and actions, rewards and dones."""
+        """Gather the observations of each store and column at ``places``, and actions, rewards and dones."""
         fields = self._fields.batch(places.n)
-        # The first launch brings the fields along.
+        # The first launch that can do so also gathers the fields.
         left, found = fields, {}
         for key, store in self._stores.items():
             found[key] = store.read_tensors(columns, places, left if store.gathers_fields else None)
@@ -199,7 +203,7 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
 
 
 class GpuDictReplayBuffer(GpuReplayBuffer, DictReplayBuffer):
-    """The same for Dict observation spaces, each key stored on its own."""
+    """:class:`GpuReplayBuffer` for Dict observation spaces, with a store for each key."""
 
     if TYPE_CHECKING:
 

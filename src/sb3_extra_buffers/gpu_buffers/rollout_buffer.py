@@ -19,12 +19,13 @@ from sb3_extra_buffers.gpu_buffers.transfer import empty, torch_dtype, upload
 from sb3_extra_buffers.interruption import uninterrupted
 
 _NUMBERS = ("values", "log_probs", "advantages", "returns")
+"""What a batch contains after observations and actions, in SB3's order."""
 _ADDED = ("actions", "rewards", "episode_starts", "values", "log_probs")
-"""What ``add`` takes beside observations, in this order."""
+"""The arguments of ``add`` after the observations, in order."""
 
 
 def _array_property(name: str) -> Any:
-    """One of SB3's arrays, which first gets what is only on the device."""
+    """A property for one of SB3's arrays. Accessing it first copies steps to the host that are only on the device."""
 
     def get(buffer: Any) -> npt.NDArray[Any]:
         if buffer.__dict__.get("_on_device"):
@@ -43,9 +44,10 @@ def _array_property(name: str) -> Any:
 class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
     """SB3's ``RolloutBuffer`` on a torch device: same arguments, same batches under the same seed.
 
-    Observations cross the bus once, however many epochs are trained on them. The few numbers beside them go along with
-    each batch, as they are at that time. If ``add`` gets all of them as tensors on the device, they stay there until
-    the rollout is complete, and come to the host in one piece.
+    Observations are sent to the device once, however many epochs train on them. Actions, values, log probabilities,
+    advantages and returns are small: they are read from SB3's arrays and sent with each batch. If ``add`` gets all
+    arguments after the observations as tensors on the device, they stay there until SB3's arrays are needed, normally
+    when the rollout is complete, and are then copied to the host at once.
 
     Further arguments: see :class:`~sb3_extra_buffers.gpu_buffers.base.BaseGpuBuffer`.
     """
@@ -61,7 +63,7 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
     def reset(self) -> None:
         with self._lock.held, uninterrupted(), normal_tensors():
             self._on_device: list[int] = []
-            """Steps whose numbers are in ``_rows_on_device`` only."""
+            """Steps whose actions, rewards and so on are only in ``_rows_on_device``, not yet in SB3's arrays."""
             if self._stores:  # SB3's constructor is through
                 self._follow_device()
             super().reset()
@@ -88,7 +90,7 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
         self._commit(pos, {})
 
     def _device_rows(self) -> dict[str, th.Tensor]:
-        """Tensors on the device that are like SB3's arrays of numbers."""
+        """Tensors on the device with the shapes and dtypes of SB3's arrays."""
         rows: dict[str, th.Tensor] = self.__dict__.get("_rows_on_device", {})
         if not rows or rows["rewards"].device != self._location:
             arrays = {name: self.__dict__[name] for name in _ADDED}
@@ -100,11 +102,11 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
         return rows
 
     def _fetch_numbers(self) -> None:
-        """Bring the numbers that are only on the device to SB3's arrays."""
+        """Copy steps that are only on the device to SB3's arrays."""
         with self._lock.held:
             steps, self._on_device = self._on_device, []
             for name, rows in self._rows_on_device.items() if steps else ():
-                # Nearly always all steps, in one copy.
+                # One copy of all rows, because nearly always all of them are needed.
                 self.__dict__[name][steps] = rows.cpu().numpy()[steps]
 
     def _move_fields(self, location: th.device) -> None:
@@ -112,7 +114,7 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
             self._fetch_numbers()
 
     def get(self, batch_size: int | None = None) -> Generator[RolloutBufferSamples, None, None]:
-        self._fetch_numbers()  # SB3 does not access the arrays as attributes here
+        self._fetch_numbers()  # SB3 reads the arrays from __dict__ here, not through the properties
         return super().get(batch_size)
 
     def _checked_observations(self, obs: Any) -> Any:
@@ -140,7 +142,7 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
         return (RolloutBufferSamples if SINGLE in found else DictRolloutBufferSamples)(*parts)
 
     def _numbers_at(self, batch_inds: npt.NDArray[np.int64]) -> list[th.Tensor]:
-        """Actions and ``_NUMBERS``, which are looked up on the host: anybody may change them between two batches."""
+        """Actions and ``_NUMBERS`` of a batch, from the arrays on the host: users may change these between batches."""
         actions = self.actions[batch_inds].astype(np.float32, copy=False)
         arrays = [actions, *(getattr(self, name)[batch_inds].reshape(-1) for name in _NUMBERS)]
         if any(array.dtype != np.float32 for array in arrays):
@@ -152,12 +154,13 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
         numbers = empty((total,), th.float32, self._location)
         numbers.copy_(staging.tensors[row][:total], non_blocking=self._location.type == "cuda")
         sent = numbers.split(sizes)  # type: ignore[no-untyped-call]
-        # What is done to one of them in place must not look as if it had been done to all, as it would with views.
+        # Views share a version counter: autograd would take a change of one tensor in place for a change of all.
+        # ``.data`` gives each tensor its own.
         return [part.view(array.shape).data for part, array in zip(sent, arrays, strict=True)]
 
 
 class GpuDictRolloutBuffer(GpuRolloutBuffer, DictRolloutBuffer):
-    """The same for Dict observation spaces, each key stored on its own."""
+    """:class:`GpuRolloutBuffer` for Dict observation spaces, with a store for each key."""
 
     if TYPE_CHECKING:
 

@@ -26,15 +26,16 @@ from sb3_extra_buffers.state import SavedState
 class GpuSequenceReplayBuffer(CompressedSequenceReplayBuffer, GpuReplayBuffer):  # type: ignore[misc]  # sequences
     """:class:`.CompressedSequenceReplayBuffer` on a torch device: same arguments, same batches under the same seed.
 
-    Observations, actions, rewards and latents are on the device. The host knows where sequences may begin, and which
-    steps end an episode. So ``add()`` waits for the device if it gets tensors.
+    Observations, actions, rewards and latents are on the device. The host keeps track of where sequences may begin and
+    which steps end an episode, so ``add()`` waits for the device if it gets tensors.
 
     Further arguments: see :class:`~sb3_extra_buffers.gpu_buffers.base.BaseGpuBuffer`.
     """
 
     _rebuilt: ClassVar[tuple[str, ...]] = ("_continues",)
     _continues: bool | None = None
-    """Whether a step is known to continue the step before, in all environments; ``None`` before it is stored."""
+    """Whether the step being added is known to continue the previous step in all environments: its observation is the
+    previous next observation. ``None`` before the step is stored."""
 
     def _create_state(self) -> None:
         super()._create_state()
@@ -48,7 +49,7 @@ class GpuSequenceReplayBuffer(CompressedSequenceReplayBuffer, GpuReplayBuffer): 
 
     @property
     def _device_latents(self) -> dict[str, th.Tensor]:
-        """Of all steps, ``(slots * environments, ...)``."""
+        """The latents of all steps, each of shape ``(slots * environments, ...)``."""
         return {name: self._latent(name).flatten(0, 1) for name in self.latents}
 
     @property
@@ -70,7 +71,7 @@ class GpuSequenceReplayBuffer(CompressedSequenceReplayBuffer, GpuReplayBuffer): 
             }
 
     def _latent_row(self, name: str, values: Any) -> th.Tensor:
-        """Values that a user gives for a step, of all environments, on the device."""
+        """The values of a latent for one step of all environments, as a tensor on the device."""
         latent = self._latent(name)
         is_here = isinstance(values, th.Tensor) and values.device == latent.device
         row: Any = th.empty_like(latent[0]) if is_here else np.empty(latent.shape[1:], self.latents[name][1])
@@ -83,13 +84,13 @@ class GpuSequenceReplayBuffer(CompressedSequenceReplayBuffer, GpuReplayBuffer): 
         return row if is_here else upload(row, self._location)
 
     def _field_tensors(self, action: Any, reward: Any, done: Any, infos: Any) -> None:
-        """The host must know which steps end an episode, so all fields pass through it."""
+        """Return ``None``: the host must know which steps end an episode, so all fields pass through it."""
 
     def _commit(self, pos: int, staged: list[tuple[Any, Any]], row: Any) -> None:
         if self._continues is None:
             self._continues = all(isinstance(step.parts, Observations) and step.parts.continues for _, step in staged)
         else:
-            self._continues = False  # Storing it again. What was sent before may have been a part of this step.
+            self._continues = False  # A second attempt: the newest stored observation may belong to this step.
         super()._commit(pos, staged, row)
 
     def _follows(self, previous: int, slot: int) -> npt.NDArray[np.bool_]:
@@ -159,7 +160,7 @@ class GpuSequenceReplayBuffer(CompressedSequenceReplayBuffer, GpuReplayBuffer): 
             return upload(np.asarray(on_host(values), dtype=self.latents[name][1]), self._location)
 
     def _replace_latents(self, places: Indices, is_stored: npt.NDArray[np.bool_], latents: dict[str, Any]) -> None:
-        # Where a place comes several times, the last value counts, but a GPU writes them in any order.
+        # If a place occurs several times, its last value counts. A GPU would write them in any order.
         targets, first = np.unique(places[::-1], return_index=True)
         sources = np.flatnonzero(is_stored)[::-1][first]
         with normal_tensors():
@@ -183,7 +184,7 @@ class GpuSequenceReplayBuffer(CompressedSequenceReplayBuffer, GpuReplayBuffer): 
 
 
 class GpuDictSequenceReplayBuffer(GpuSequenceReplayBuffer, GpuDictReplayBuffer):  # type: ignore[misc]  # sequences
-    """The same for Dict observation spaces, each key stored on its own."""
+    """:class:`GpuSequenceReplayBuffer` for Dict observation spaces, with a store for each key."""
 
 
 class GpuPrioritizedSequenceReplayBuffer(  # type: ignore[misc]  # sequences
@@ -195,15 +196,15 @@ class GpuPrioritizedSequenceReplayBuffer(  # type: ignore[misc]  # sequences
 class GpuDictPrioritizedSequenceReplayBuffer(  # type: ignore[misc]  # sequences
     GpuPrioritizedSequenceReplayBuffer, GpuDictSequenceReplayBuffer
 ):
-    """The same for Dict observation spaces, each key stored on its own."""
+    """:class:`GpuPrioritizedSequenceReplayBuffer` for Dict observation spaces, with a store for each key."""
 
 
 def _as_bytes(rows: th.Tensor) -> th.Tensor:
-    """A view ``(n, bytes)``: some operations do not know all dtypes."""
+    """View rows as bytes, ``(n, bytes)``: some of torch's operations do not support all dtypes."""
     return rows.view(len(rows), math.prod(rows.shape[1:])).view(th.uint8)
 
 
 def _in_words(rows: th.Tensor) -> th.Tensor:
-    """The same with 8 bytes in an element, if a row of a new tensor has whole ones."""
+    """View the rows of a new tensor as words of 8 bytes, or as single bytes if words do not fit."""
     found = _as_bytes(rows)
     return found if found.shape[1] % 8 else found.view(th.int64)

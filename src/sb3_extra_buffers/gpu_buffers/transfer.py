@@ -1,7 +1,7 @@
-"""Host memory to the device and back without waiting for it.
+"""Copies between host and device that do not wait for the device.
 
-Bytes for a GPU pass through pinned memory. Torch's allocator for such memory notes which copies still read from a block
-and hands it out again only after them. What is sent in every step or batch has pinned memory of its own instead
+Bytes for a GPU pass through pinned memory. Torch's allocator for pinned memory tracks which copies still read a block,
+and reuses the block only after them. Data that is sent in every step or batch has pinned memory of its own instead
 (:class:`Staging`), because allocating takes longer than sending.
 """
 
@@ -26,12 +26,13 @@ from sb3_extra_buffers.storage.stacking import MemoryForm, StackLayout
 
 CPU = th.device("cpu")
 COUNT_MASK = (1 << 31) - 1
-"""Counts of observations that a kernel gets are modulo this plus one."""
+"""Kernels get counts of observations modulo 2**31, so that they fit into a signed 32-bit integer."""
 _STAGING_BYTES = 2 << 20
-"""Of few rows, so that they stay in the processor's cache."""
+"""The size of all rows of a :class:`Staging`, in bytes: small enough for the processor's cache. Two rows always fit."""
 _MOST_ROWS = 1024
-"""Small rows may be many, so that the host seldom has to ask how far the device is."""
+"""The most rows of a :class:`Staging`. With many rows, the host seldom has to check how far the device is."""
 _ALIGNMENT = 64
+"""The sizes of rows are rounded up to a multiple of this many elements."""
 
 _DTYPES = {
     "u1": th.uint8,
@@ -55,23 +56,23 @@ def torch_dtype(dtype: npt.DTypeLike) -> th.dtype:
 
 
 def pinned(shape: tuple[int, ...], dtype: th.dtype, device: th.device) -> th.Tensor:
-    """Uninitialised host memory from which :func:`to_device` copies in the background."""
+    """Allocate uninitialised host memory from which :func:`to_device` copies in the background."""
     return th.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 
 def to_device(tensor: th.Tensor, device: th.device) -> th.Tensor:
-    """A tensor on the host as one on ``device``. A GPU is not waited for."""
-    # Other devices would read host memory that was freed in the meantime.
+    """Copy a tensor from the host to ``device``. Does not wait for a GPU."""
+    # On other devices, a copy in the background could read host memory that was freed in the meantime.
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 
 def upload(array: npt.NDArray[Any], device: th.device) -> th.Tensor:
-    """``array`` as a new tensor on ``device``."""
+    """Copy an array to a new tensor on ``device``."""
     return to_device(_staged(array, device), device)
 
 
 def copy_into(target: th.Tensor, array: npt.NDArray[Any]) -> None:
-    """Overwrite a tensor on any device."""
+    """Copy an array into a tensor on any device."""
     target.copy_(_staged(array, target.device), non_blocking=target.device.type == "cuda")
 
 
@@ -82,16 +83,16 @@ def _staged(array: npt.NDArray[Any], device: th.device) -> th.Tensor:
 
 
 def empty(shape: tuple[int, ...], dtype: th.dtype, device: th.device) -> th.Tensor:
-    """An uninitialised tensor."""
+    """Allocate an uninitialised tensor."""
     return allocator(shape, dtype, device)()
 
 
 @functools.lru_cache(maxsize=256)
 def allocator(shape: tuple[int, ...], dtype: th.dtype, device: th.device) -> Callable[[], th.Tensor]:
-    """A function that allocates uninitialised tensors."""
+    """Return a function that allocates uninitialised tensors."""
     if device.type == "cuda" and not has_several_gpus():
-        # The code that torch.compile generates allocates like this, in a third of the time of torch.empty, on the
-        # current GPU only. It is not public.
+        # Code that torch.compile generates uses this function. It takes a third of the time of torch.empty, but is
+        # private, and only allocates on the current GPU.
         with contextlib.suppress(ImportError, AttributeError):
             allocate = importlib.import_module("torch._C._dynamo.guards")._empty_strided_cuda
             return functools.partial(allocate, shape, th.empty(shape, device="meta").stride(), dtype)
@@ -100,18 +101,18 @@ def allocator(shape: tuple[int, ...], dtype: th.dtype, device: th.device) -> Cal
 
 @functools.cache
 def has_several_gpus() -> bool:
-    """Whether the current GPU may be another than that of a buffer."""
+    """Whether there are several GPUs, so that the current one may differ from that of a buffer."""
     return th.cuda.device_count() > 1
 
 
 class ParentOnly:
-    """Keeps something of CUDA's alive for ever in a forked child, where freeing it would end the process.
+    """Owns CUDA memory or events, and leaks them in forked children, where freeing them would end the process.
 
-    :param device: Wait for it before freeing: torch does not know that it may still use what is kept.
+    :param device: The device to wait for before freeing: it may still use the memory, which torch does not know.
     """
 
     _process: int | None = None
-    """``None`` until the constructor is through."""
+    """The process that created it; ``None`` until the constructor has finished."""
 
     def __init__(self, kept: Any, device: th.device | None = None) -> None:
         self._kept = kept
@@ -126,10 +127,9 @@ class ParentOnly:
 
 
 class Staging:
-    """Rows of pinned memory, used in turn, from which bytes are sent to the device in the background.
+    """A ring of rows in pinned memory, from which data is sent to the device in the background.
 
-    A row is used again once the device has read it. This is known from events: one is recorded whenever half of the
-    rows have been used.
+    A row is reused once the device has read it. To know that, an event is recorded after each half of the ring.
     """
 
     def __init__(self, row_size: int, dtype: th.dtype, device: th.device) -> None:
@@ -144,19 +144,19 @@ class Staging:
         self._events = [th.cuda.Event() for _ in range(2)] if self._on_gpu else []  # type: ignore[no-untyped-call]
         self._kept = ParentOnly((memory, self._events), device)
         self.sent = th.empty(self.row_size, dtype=dtype, device=device)
-        """The row that was sent last, on the device."""
+        """The newest row, on the device."""
         self._addresses = [row.data_ptr() for row in self.tensors]
         self._directly = self._on_gpu and not has_several_gpus()
         self._target = self.sent.data_ptr(), dtype.itemsize, self.sent.device.index
 
     def next(self) -> int:
-        """The number of a row that may be filled. What reads it must be enqueued before the next call."""
+        """Return the number of a row that may be filled. Enqueue what reads it before the next call."""
         row = self._next
         self._next = (row + 1) % len(self.arrays)
         if self._on_gpu and row % self._half == 0:
             half = row // self._half
             self._events[1 - half].record(th.cuda.current_stream(self._device))
-            self._events[half].synchronize()  # nearly always, the device has long been there
+            self._events[half].synchronize()  # the device has nearly always passed it long ago
         return row
 
     def send(self, row: int, size: int | None = None) -> th.Tensor:
@@ -174,17 +174,18 @@ class Observations(NamedTuple):
     """One or two observations of each environment, on the device."""
 
     parts: list[th.Tensor]
-    """``uint8``: the memory of all environments' observations."""
+    """``uint8``: for each, the memory of the observations of all environments."""
     form: MemoryForm
-    """How frames lie in it."""
+    """The order of the frames' bytes in this memory."""
     continues: bool = False
-    """Whether the first of two observations is what was appended last. Then only the second is among the parts."""
+    """Whether the first of two observations equals the newest appended one. Then ``parts`` only has the second."""
 
 
 class ObservationStaging:
-    """Sends the observations of a step to the device, in one piece and as they lie in memory: it transposes faster.
+    """Sends the observations of a step to the device in one copy.
 
-    In most steps, the first observation is the second one of the step before. Comparing takes less time than sending.
+    They are sent in memory order: the device transposes faster than the host. In most steps, the first observation
+    equals the second one of the previous step. It is then not sent again: comparing takes less time than sending.
     """
 
     def __init__(self, layout: StackLayout, n_envs: int, device: th.device) -> None:
@@ -194,25 +195,25 @@ class ObservationStaging:
         self._staging: Staging | None = None
         self._parts: list[th.Tensor] = []
         self._sent: tuple[Bytes, MemoryForm] | None = None
-        """The last observation of each environment that was sent."""
+        """The last observation of each environment in the newest row."""
         self._appended: tuple[Bytes, MemoryForm] | None = None
-        """The same, if it was appended, and nothing was sent since then."""
+        """Equals ``_sent`` once it was appended, until something else is sent; otherwise ``None``."""
 
     def note_appended(self) -> None:
-        """Note that what was sent last has been appended, for all environments."""
+        """Note that the observations that were sent last have been appended, for all environments."""
         self._appended = self._sent
 
     def forget(self) -> None:
-        """Note that something else may have been appended."""
+        """Note that the newest appended observation is not known any more."""
         self._sent = self._appended = None
 
     @property
     def tensors(self) -> list[th.Tensor]:
-        """Memory on the device."""
+        """The tensors on the device."""
         return [] if self._staging is None else [self._staging.sent]
 
     def send(self, observations: Sequence[npt.NDArray[Any]]) -> Observations:
-        """Observations of all environments, or of some. The result is good until the next call."""
+        """Send observations of all environments, or of some. The result is valid until the next call."""
         memories = [self._layout.in_memory(part) for part in observations]
         form = memories[0][1]
         if any(other != form for _, other in memories):
@@ -241,15 +242,15 @@ class ObservationStaging:
         return bool((memory.reshape(-1).view(words) == self._appended[0].view(words)).all())
 
     def take(self, observations: Sequence[th.Tensor], stream: th.cuda.Stream | None) -> Observations:
-        """Observations that are on the device already, and are going to be read on ``stream``."""
+        """Use observations that are on the device already, and are going to be read on ``stream``."""
         self.forget()
         if stream is not None:
-            for part in observations:  # their memory must not be handed to others before
+            for part in observations:  # their memory must not be reused before that
                 part.record_stream(stream)
         parts = [part.contiguous() for part in observations]
         if parts[0].dtype != th.uint8:
             parts = [part.view(-1).view(th.uint8) for part in parts]
-        # Kernels are compiled for memory that is aligned like that of new tensors.
+        # Kernels are compiled for tensors that are aligned to 16 bytes, as new ones are.
         parts = [part if part.data_ptr() % 16 == 0 else part.clone() for part in parts]
         return Observations(parts, self._layout.contiguous_form)
 
@@ -257,8 +258,9 @@ class ObservationStaging:
 class Places:
     """Slots and environments of a batch, on the host and on the device.
 
-    :param slots: For each column to be read, or for all of them, the slots.
-    :param staging: What to send them with. By default they get memory of their own.
+    :param slots: The slots to read in each column, or once for both columns.
+    :param staging: Pinned memory to send them from. Their tensor is valid until it is used again. By default, they get
+        a tensor of their own.
     """
 
     def __init__(
@@ -268,11 +270,11 @@ class Places:
         self.envs = envs
         self.n = n = len(envs)
         self.second_at = n * (len(slots) - 1)
-        """Where in :attr:`numbers` the slots of the second column begin..."""
+        """The index in :attr:`numbers` at which the slots of the second column begin."""
         self.envs_at = n * len(slots)
-        """... and the environments."""
+        """The index in :attr:`numbers` at which the environments begin."""
         self.numbers: th.Tensor
-        """``int64``: the slots for the columns, and then the environments. There may be more behind them."""
+        """``int64``: the slots of the columns, followed by the environments. Anything after them is unused."""
         if staging is None:
             self.numbers = upload(np.concatenate([*slots, envs]).astype(np.int64, copy=False), device)
             return
@@ -283,7 +285,7 @@ class Places:
         self.numbers = staging.send(row)
 
     def rows(self, column: int) -> tuple[th.Tensor, th.Tensor]:
-        """Slots of a column and environments, to index tensors with."""
+        """The slots of a column and the environments, as indices for tensors."""
         first = self.second_at if column else 0
         return self.numbers[first : first + self.n], self.numbers[self.envs_at : self.envs_at + self.n]
 
@@ -303,7 +305,7 @@ class Report:
         self._kept = ParentOnly((self._copy, self._arrived))
 
     def request(self) -> None:
-        """Start to copy."""
+        """Start the copy."""
         self._copy.copy_(self._tensor, non_blocking=self._on_gpu)
         if self._arrived is not None:
             self._arrived.record(th.cuda.current_stream(self._tensor.device))
@@ -313,23 +315,26 @@ class Report:
         return self._arrived is None or bool(self._arrived.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> npt.NDArray[Any]:
-        """What the tensor held at the time of the request. It is overwritten by the next one."""
+        """Wait for the copy, and return the tensor's contents at the request. The next request overwrites them."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._array
 
 
 class Progress:
-    """How far the device has come. It writes to the memory of the host, so looking takes no call and no waiting."""
+    """How many observations the device has appended. It writes this to host memory, where reading it is free."""
 
     def __init__(self, n_lanes: int, device: th.device) -> None:
         self.words = pinned((n_lanes,), th.int64, device).zero_()
-        """For each lane, its head in the lower 32 bits, and above them how many observations were appended by then."""
+        """For each lane, its head in the lower 32 bits, and above them the number of observations appended so far."""
         self._array: npt.NDArray[np.int64] = self.words.numpy()
         self._kept = ParentOnly(self.words, device)
 
     def look(self, appended: int) -> tuple[int, Indices]:
-        """How many of ``appended`` observations have been appended to all lanes, and the heads, which may be ahead."""
+        """Return how many of ``appended`` observations all lanes have by now, and the heads.
+
+        Some heads may be ahead, because lanes do not finish at the same time.
+        """
         words = self._array.copy()
         behind = int(((appended - (words >> 32)) & COUNT_MASK).max())
         return appended - behind, words & 0xFFFFFFFF

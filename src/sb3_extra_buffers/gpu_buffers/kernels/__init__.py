@@ -1,7 +1,7 @@
 """Triton kernels: one operation per file, each with the function that launches it.
 
-Kernels have no way to raise errors, so they trust what they read. The NumPy codecs define the bytes of records; tests
-compare the kernels with them, on machines without a GPU in Triton's interpreter.
+Kernels cannot raise errors, so they trust what they read. The NumPy codecs define the bytes of records. Tests compare
+the kernels with them, on machines without a GPU in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -22,40 +22,41 @@ from sb3_extra_buffers.gpu_buffers.transfer import Places, has_several_gpus
 OLDEST_TRITON = (3, 3)
 """Earlier versions do not take constants by position when a compiled kernel is launched again."""
 _LARGE = 1 << 17
+"""The number of elements from which on a program handles larger blocks."""
 REPORT_HEADER = 5
-"""Numbers in a report before the lengths."""
+"""How many numbers come before the record lengths in a row of the report."""
 LENGTH_BITS = 32
-"""The second number of a record's index entry is its length, and above these bits its reference."""
+"""In an index entry, the lowest bits of the second number are the record's length, those above are its reference."""
 
 
 class DeviceFrames(NamedTuple):
-    """What a device knows of the frames of a :class:`~sb3_extra_buffers.gpu_buffers.frame_store.DeviceFrameStore`."""
+    """The tensors of a :class:`~sb3_extra_buffers.gpu_buffers.frame_store.DeviceFrameStore` that kernels work on."""
 
     heap: th.Tensor
     """``uint8``: the bytes of the records."""
     records: th.Tensor
-    """``int64``, (lanes, capacity, 2): where each record starts; its length and reference."""
+    """``int64``, (lanes, capacity, 2): the index. For each record, its start in the heap; its length and reference."""
     table: th.Tensor
-    """``int32``, (references, words): the reference frames. Without rows for methods that have none."""
+    """``int32``, (references, words): the reference frames. It has no rows if the method does not use them."""
     references: th.Tensor
-    """``int64``, (lanes,): which reference frame the next records of each lane refer to."""
+    """``int64``, (lanes,): the number of each lane's current reference frame, which its next records use."""
     ring: th.Tensor
     """``uint8``, (lanes, frames, frame_bytes): the newest frames. Frame *i* is at position *i* modulo their number."""
     headers: th.Tensor
-    """``int32``, (lanes, frames): the header of each frame in the ring that was measured for a ``delta`` record."""
+    """``int32``, (lanes, frames): the ``delta`` header of each frame in the ring that has been measured."""
     heads: th.Tensor
     """``int64``, (lanes,): the number of the next frame."""
     known: th.Tensor
-    """``int32``, (lanes,): whether an observation ends at the head, so that the next may share frames with it."""
+    """``int32``, (lanes,): whether the newest frames are an observation, which the next one may share frames with."""
     encoded: th.Tensor
     """``int64``, (lanes,): the first frame of each lane that is not in a record."""
     report: th.Tensor
-    """``int64``, (lanes, 5 + records): what the device measures for the host. For each lane its head, how many words
-    fewer a record would have with a newer reference, where its oldest observation ends, the first frame that is not in
-    a record, its reference, and the lengths of its next records. There are as many as it has complete ones."""
+    """``int64``, (lanes, 5 + records): what the device measures for the host. For each lane: its head; how many words a
+    newer reference would save in the newest frame; where its oldest observation ends; its first frame that is not in a
+    record; its reference; and then the length of each complete record whose frames are in the ring."""
     orders: th.Tensor
-    """``int64``, (2 + lanes,): what the host decides. Where in the heap to write the records that were measured, how
-    many of each lane at most, and for each lane the number of a new reference, or 0."""
+    """``int64``, (2 + lanes,): what the host decides. Where in the heap to write the measured records; how many of each
+    lane to write at most; and for each lane the number of its new reference frame, or 0 to keep the old one."""
     group: int
     """Frames in a record."""
     stack: int
@@ -97,7 +98,7 @@ class DeviceFrames(NamedTuple):
 
 
 class FieldRow(NamedTuple):
-    """The fields of a slot, which are written by the launch that appends its observations."""
+    """The fields of a slot. The launch that appends its observations writes them, too."""
 
     row: th.Tensor
     """``int32``, in pinned memory of the host."""
@@ -107,7 +108,7 @@ class FieldRow(NamedTuple):
 
 
 class FieldBatch(NamedTuple):
-    """Fields to be gathered by the launch that rebuilds observations. Everything is seen as words of 4 bytes."""
+    """Fields to gather in the launch that rebuilds observations, and the tensors for them. Words are 4 bytes."""
 
     fields: th.Tensor
     """``int32``, (slots, words in a row)."""
@@ -115,16 +116,17 @@ class FieldBatch(NamedTuple):
     rewards: th.Tensor
     dones: th.Tensor
     constants: tuple[int, ...]
-    """Words in a row; words in an action, and the next power of two; where actions, rewards, dones, timeouts begin."""
+    """Words in a row; words in an action; this rounded up to a power of two; and the words of a row at which actions,
+    rewards, dones and timeouts begin."""
 
 
 def no_fields(anything: th.Tensor) -> FieldBatch:
-    """What kernels get without fields: some tensor in place of each, which they leave alone."""
+    """A placeholder for launches without fields. Kernels do not access its tensors, since actions have 0 words."""
     return FieldBatch(anything, anything, anything, anything, (0,) * 7)
 
 
 class ObservationBatch(NamedTuple):
-    """Observations of one or two columns, and the tensors that they go to."""
+    """A batch to rebuild: observations of one or two columns, and the tensors to write them to."""
 
     places: Places
     ends: list[th.Tensor]
@@ -135,7 +137,7 @@ class ObservationBatch(NamedTuple):
 
     @property
     def outputs(self) -> tuple[th.Tensor, ...]:
-        """What kernels write to: two tensors for observations and three for fields, even if not all are needed."""
+        """The tensors that kernels write to: always two for observations and three for fields, used or not."""
         first = self.outs[0]
         return (first, self.outs[-1], *((first, first, first) if self.fields is None else self.fields[1:4]))
 
@@ -147,7 +149,7 @@ def has_triton() -> bool:
         return False
     try:
         version = importlib.import_module("triton").__version__
-    except ImportError:  # early versions need setuptools, but do not ask for it
+    except ImportError:  # early versions need setuptools, but do not declare it
         return False
     numbers = [int(part) for part in re.findall(r"\d+", version)[:2]]
     return numbers >= list(OLDEST_TRITON)
@@ -162,33 +164,33 @@ def uses_triton(device: th.device) -> bool:
 
 @functools.cache
 def kernel_module(name: str) -> Any:
-    """A module of this package, none of which can be imported without Triton."""
+    """Import a module of this package. They need Triton, so they are not imported before they are used."""
     return importlib.import_module(f"{__name__}.{name}")
 
 
 def block_size(n_elements: int, usual: int = 2048) -> int:
-    """How many elements a program handles at a time: a power of two, more of them where there are very many."""
+    """How many elements a program handles at a time: a power of two, and a larger one for large inputs."""
     return min(1 << (n_elements - 1).bit_length(), usual if n_elements < _LARGE else 8192)
 
 
 @functools.cache
 def _runtime() -> Any:
-    """Triton's settings, if compiled kernels are known to take their arguments as :class:`Kernel` gives them."""
+    """Triton's runtime settings; ``None`` if :class:`Kernel` may not know how this version passes arguments."""
     triton = importlib.import_module("triton")
     return triton.knobs.runtime if triton.__version__.startswith(("3.6.", "3.7.")) else None
 
 
 def _profiler_is_on() -> bool:
-    """Whether somebody wants to be told of every launch."""
+    """Whether a profiler has hooked into Triton's launches."""
     return bool(_runtime().launch_enter_hook.calls)
 
 
 class Launcher:
-    """Calls a Triton kernel. Triton inspects every argument of every call, which takes longer than the kernel.
+    """Launches a Triton kernel. Triton inspects every argument of every call, which takes longer than the kernel.
 
-    So a compiled kernel is used again for calls with the same ``constants``, and gets the addresses of its tensors.
-    Numbers must not be specialized on. Tensors must be as torch allocates them, or rows of such: Triton takes for
-    granted that they are aligned.
+    So the first call compiles the kernel for its ``constants``. Later calls with the same ones only pass the addresses
+    of tensors and the numbers. The kernel must not specialize on its numbers. Tensors must be aligned to 16 bytes, as
+    torch allocates them: the compiled kernel assumes it.
     """
 
     def __init__(self, function: Any, n_warps: int) -> None:
@@ -205,8 +207,8 @@ class Launcher:
         constants: tuple[Any, ...],
     ) -> None:
         """
-        :param constants: The last arguments of the kernel, for which it is compiled. Calls with other dtypes of tensors
-            must have other constants as well.
+        :param constants: The last arguments of the kernel, for which it is compiled. Calls with tensors of other dtypes
+            must have other constants, too.
         """
         if has_several_gpus() and device.type == "cuda" and device.index != th.cuda.current_device():
             with th.cuda.device(device):
@@ -214,7 +216,7 @@ class Launcher:
             return
         found = self._compiled.get((device.index, constants))
         if found is None:
-            # Nothing is returned by Triton's interpreter.
+            # Triton's interpreter returns None.
             compiled = self.function[grid](*tensors, *numbers, *constants, num_warps=self.n_warps)
             if compiled is not None:
                 is_simple = _runtime() is not None and Kernel.can_launch(compiled)
@@ -228,14 +230,14 @@ class Launcher:
             compiled[(*grid, 1)](*tensors, *numbers, *constants)
 
     def kernel(self, device: th.device, constants: tuple[Any, ...]) -> Kernel | None:
-        """The compiled kernel, if there is one that can be launched directly."""
+        """The compiled kernel; ``None`` if there is none that can be launched directly."""
         return None if has_several_gpus() else self._compiled.get((device.index, constants), (None, None))[1]
 
 
 class RepeatedLaunch:
-    """Launches a kernel again and again, each time with the same arguments but other outputs, its last tensors.
+    """Launches a kernel repeatedly with the same arguments except for the outputs, which are its last tensors.
 
-    All arguments but the outputs are converted only once. Only one thread at a time may use it.
+    The other arguments are converted only once. Only one thread at a time may use it.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Observations appended to the lanes of their environments, one step in one launch.
+"""Appends the observations of a step to the lanes of their environments, in one launch.
 
-A program takes the observations of one environment and does what
-:func:`sb3_extra_buffers.storage.matching.append_new_frames` does on the host.
+Each program handles one environment, and does what :func:`sb3_extra_buffers.storage.matching.append_new_frames` does on
+the host.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _load_frame(
     observation, frame, at, mask,
     STACK: tl.constexpr, PIXELS: tl.constexpr, CHUNK: tl.constexpr, ITEM: tl.constexpr,
 ):  # fmt: skip
-    """Elements ``at`` of a frame, from an observation that lies in memory as ``MemoryForm`` says."""
+    """Load the elements ``at`` of a frame from an observation. ``MemoryForm`` describes its order in memory."""
     if PIXELS == 1:
         where = frame * CHUNK + at
     else:
@@ -39,7 +39,7 @@ def _continues(
     STACK: tl.constexpr, SIZE: tl.constexpr, PIXELS: tl.constexpr, CHUNK: tl.constexpr, ITEM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Whether all but the last ``new`` frames of an observation are the last ones of the one before."""
+    """Whether the frames of an observation before its last ``new`` ones equal the newest frames of the lane."""
     different = 0
     frame = 0
     while (frame < STACK - new) & (different == 0):
@@ -59,7 +59,7 @@ def _take(
     STACK: tl.constexpr, SIZE: tl.constexpr, PIXELS: tl.constexpr, CHUNK: tl.constexpr, ITEM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Append what is new in an observation, and return the number of the frame after its last one."""
+    """Append the new frames of an observation, and return the number of the frame after its last one."""
     found = (is_known == 0).to(tl.int32)
     new = found * STACK
     while (found == 0) & (new < STACK):
@@ -72,7 +72,7 @@ def _take(
             at = begin + tl.arange(0, BLOCK)
             values = _load_frame(observation, frame, at, at < SIZE, STACK, PIXELS, CHUNK, ITEM)
             tl.store(ring + target + at, values, mask=at < SIZE)
-    # The next observation is compared with what other threads of the program have just written.
+    # The next observation is compared with frames that other threads of this program have just written.
     tl.debug_barrier()
     return head + new
 
@@ -125,13 +125,14 @@ def append_observations(
 ) -> None:
     """Append one or two observations to each of ``lanes``.
 
-    :param lanes: ``int64``, (n,): which lanes.
-    :param observations: *n* or twice as many.
-    :param ends: For each, ``int32`` (slots, lanes): gets the number of the frame after the observation's last one...
-    :param slots: ... in this row.
-    :param progress: ``int64``, (lanes,), in host memory: gets the new head of each lane in its lower 32 bits...
-    :param count: ... and this number above them, once they have been appended.
-    :param fields: What else belongs to the step.
+    :param lanes: ``int64``, (n,): the numbers of the lanes.
+    :param observations: One or two observations for each of ``lanes``.
+    :param ends: For each of the one or two, ``int32`` (slots, lanes): gets the number of the frame after its last one.
+    :param slots: For each of the one or two, the row of its ``ends`` to write.
+    :param progress: ``int64``, (lanes,), in host memory: gets the new head of each lane in the lower 32 bits, and
+        ``count`` above them.
+    :param count: How many observations per lane the device was told to append so far, including these.
+    :param fields: The fields of the step, if this launch is to write them.
     """
     parts, form, continues = observations
     n_words = 0 if fields is None else fields.fields.shape[1]
@@ -161,7 +162,7 @@ def _append_constants(n_words: int, pair: bool, stack: int, size: int, form: Mem
 def _find_oldest(ends_0, ends_1, report, n_slots, n_lanes, width, PAIR: tl.constexpr, BLOCK: tl.constexpr):
     lane = tl.program_id(0).to(tl.int64)
     slot = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    # Less one, so that 0, which means that there is no observation, becomes the largest number.
+    # Minus one, so that 0, which means "no observation", becomes the largest number.
     end = (tl.load(ends_0 + slot * n_lanes + lane, mask=slot < n_slots, other=0) - 1).to(tl.int64) & 0xFFFFFFFF
     if PAIR:
         other = tl.load(ends_1 + slot * n_lanes + lane, mask=slot < n_slots, other=0) - 1
@@ -173,7 +174,7 @@ _launch_oldest = Launcher(_find_oldest, n_warps=4)
 
 
 def find_oldest(frames: DeviceFrames, ends: list[th.Tensor]) -> None:
-    """Enter into the report of ``frames``, after measuring, where the oldest observation of each lane ends."""
+    """Enter where the oldest observation of each lane ends into the report. Measuring resets it, so it comes first."""
     n_slots, n_lanes = ends[0].shape
     _launch_oldest(
         frames.report.device, (n_lanes, -(-n_slots // 1024)), (ends[0], ends[-1], frames.report),

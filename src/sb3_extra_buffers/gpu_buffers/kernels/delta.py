@@ -1,7 +1,8 @@
-"""``delta`` records made of the frames in the ring, and batches rebuilt from them.
+"""Encodes frames in the ring as ``delta`` records, and rebuilds batches from records.
 
-Encoding takes two steps, because the host must find room for records in between: :func:`measure_delta` finds out how
-long they become, :func:`write_delta` writes them. :mod:`sb3_extra_buffers.codecs.delta_words` defines their bytes.
+Encoding takes two launches, because the host must allocate room for the records in between: :func:`measure_delta` finds
+their lengths, and :func:`write_delta` writes them. :mod:`sb3_extra_buffers.codecs.delta_words` defines their bytes. A
+record is a chain of frames. In kernels, ``link`` is the position of a frame in its chain.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ _REFERENCE = tl.constexpr(chains.REFERENCE)
 _ZERO = tl.constexpr(chains.ZERO)
 _WHOLE = tl.constexpr(chains.WHOLE)
 _NEWER = tl.constexpr(8)
-"""The reference of a lane is compared with the frame that came so many frames before the newest one."""
+"""How many frames before the newest one the candidate for a new reference is."""
 _REACH = tl.constexpr(256)
-"""A change can be this far from the one before it."""
+"""The largest distance between two changes of a frame, in words: a skip is one byte."""
 _LENGTH_BITS = tl.constexpr(LENGTH_BITS)
 _HEADER = tl.constexpr(REPORT_HEADER)
 
@@ -54,9 +55,10 @@ _HEADER = tl.constexpr(REPORT_HEADER)
 def _changed(
     ring, frame, before, base, kind, link, words, mask, FRAME_BYTES: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Whether words of the frame at byte ``frame`` of the ring differ from what ``kind`` says.
+    """Whether words of the frame at byte ``frame`` of the ring differ from what they are relative to.
 
-    That is the frame at byte ``before`` (for the first link, the reference), the reference at ``base``, or zeros.
+    By ``kind``, that is the previous frame at byte ``before`` of the ring, the reference frame at ``base``, or zeros.
+    The previous frame of the first link is the reference frame.
     """
     follows = (kind == _PREVIOUS) & (link > 0)
     refers = (kind == _REFERENCE) | ((kind == _PREVIOUS) & (link == 0))
@@ -67,7 +69,7 @@ def _changed(
 
 @triton.jit
 def _count(ring, frame, before, base, kind, link, FRAME_BYTES: tl.constexpr, BLOCK: tl.constexpr):
-    """How many words are written for the changes of a frame, and the last that changed."""
+    """Return how many words the changes of a frame take, and which word changed last."""
     n_words: tl.constexpr = (FRAME_BYTES + 3) // 4
     count = 0
     last = -1
@@ -86,7 +88,7 @@ def _count(ring, frame, before, base, kind, link, FRAME_BYTES: tl.constexpr, BLO
 def _measure_reference(
     ring, lane, head, first, reference, base, row, ring_frames, FRAME_BYTES: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Report the head, and how many words fewer the newest frame would take after a newer reference."""
+    """Begin the report of a lane, with the number of words that a newer reference would save in the newest frame."""
     n_words: tl.constexpr = (FRAME_BYTES + 3) // 4
     newest = (lane * ring_frames + tl.maximum(head - 1, 0) % ring_frames) * FRAME_BYTES
     earlier = (lane * ring_frames + tl.maximum(head - 1 - _NEWER, 0) % ring_frames) * FRAME_BYTES
@@ -108,7 +110,7 @@ def _measure_record(
     ring, lane, number, base, headers, ring_frames,
     GROUP: tl.constexpr, FRAME_BYTES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The length of the record that begins with frame ``number``. Notes the headers of its frames."""
+    """Return the length of the record that begins with frame ``number``, and store the headers of its frames."""
     n_words: tl.constexpr = (FRAME_BYTES + 3) // 4
     length = 4 * GROUP
     before = lane * 0
@@ -181,7 +183,7 @@ def _encode_changes(
 def _renew_reference(
     ring, table, lane, head, reference, ring_frames, FRAME_BYTES: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Make the newest frame of a lane a reference frame."""
+    """Copy the newest frame of a lane to the table of reference frames."""
     n_words: tl.constexpr = (FRAME_BYTES + 3) // 4
     newest = (lane * ring_frames + tl.maximum(head - 1, 0) % ring_frames) * FRAME_BYTES
     for begin in range(0, n_words, BLOCK):
@@ -256,7 +258,7 @@ def measure_delta(frames: DeviceFrames) -> None:
 
 
 def write_delta(frames: DeviceFrames) -> None:
-    """Write records that were measured, enter them into the index, and renew references, as ordered."""
+    """Write measured records, enter them into the index, and renew references, as :attr:`DeviceFrames.orders` says."""
     n_lanes, n_records = frames.report.shape[0], frames.report.shape[1] - REPORT_HEADER
     _launch_write(
         frames.ring.device, (n_lanes, n_records + 1),
@@ -277,7 +279,7 @@ def _write_base(
     kind, table, reference, heap, words_at, out_0, base_0, to_0, out_1, base_1, to_1,
     FRAME_BYTES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """What the changes of a frame are applied to."""
+    """Write what the changes of a frame are applied to: the reference frame, zeros, or the frame if stored whole."""
     n_words: tl.constexpr = (FRAME_BYTES + 3) // 4
     source = table + reference * n_words
     for begin in range(0, n_words, BLOCK):
@@ -342,7 +344,7 @@ def _gather_delta(
             _write_base(
                 kind, table, reference, heap, words_at, out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES, BLOCK
             )  # fmt: skip
-        # Changes overwrite what other threads of the program have just written.
+        # Changes overwrite words that other threads of this program have just written.
         tl.debug_barrier()
         _apply_changes(
             heap, words_at, skips_at, count, out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES, CHANGES
@@ -353,12 +355,12 @@ def _gather_delta(
 
 
 _SMALL = 2048
-"""Words. A batch has so many frames that one warp for each is enough if they are small."""
+"""Up to this size in words, one warp decodes a frame. A batch has enough frames to keep the GPU busy."""
 _launch_small, _launch_large = Launcher(_gather_delta, n_warps=1), Launcher(_gather_delta, n_warps=2)
 
 
 def gather_delta(frames: DeviceFrames, batch: ObservationBatch) -> RepeatedLaunch:
-    """What fills the outputs of ``batch``, and of others like it."""
+    """Return the launch that rebuilds ``batch``, and others of its size from the same tensors."""
     n_words = -(-frames.frame_bytes // 4)
     if n_words <= _SMALL:
         return gather_launch(_launch_small, frames, batch, block_size(n_words, 1024), (64,))

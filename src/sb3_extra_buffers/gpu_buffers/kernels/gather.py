@@ -1,10 +1,10 @@
-"""What the kernels share: the tensors that they work on, small functions, and how a batch of frames is gathered.
+"""What the kernels share: small functions, and the search for the frames of a batch.
 
-In :func:`begin_frame`, a program finds one frame of one sample and writes it wherever it is wanted: an observation and
-its successor have most frames in common. Programs for frames of the successor that are in the observation as well have
-nothing to do.
+Each program handles one frame of one sample. An observation and its next observation share most frames, so the program
+of a frame writes it to all places where it is needed. Programs for frames of the next observation that the observation
+has as well have nothing to do. :func:`begin_frame` implements this.
 
-:func:`gather_rows` and :func:`gather_fields` gather what is not compressed.
+:func:`gather_rows` and :func:`gather_fields` gather data that is not compressed.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from sb3_extra_buffers.gpu_buffers.transfer import Places
 NOT_SPECIALIZED = ["second_at", "envs_at", "n_envs", "capacity", "ring_frames"]
 _HEADER = tl.constexpr(REPORT_HEADER)
 _NEVER = tl.constexpr(1 << 32)
-"""Later than any observation ends."""
+"""Where the oldest observation of a lane ends that has none: beyond all frame numbers."""
 
 
 @triton.jit
 def every(condition, SIZE: tl.constexpr):
-    """A condition for all elements of a block."""
-    # Not by broadcasting a truth value, of which Triton's interpreter makes a number that it takes for no mask.
+    """Extend a scalar condition to all elements of a block."""
+    # Not by broadcasting the condition: Triton's interpreter makes it an integer, which it refuses as a mask.
     return (tl.zeros((SIZE,), dtype=tl.int32) + condition.to(tl.int32)) != 0
 
 
 @triton.jit
 def load_integer(source, at, mask, BYTES: tl.constexpr, TYPE: tl.constexpr):
-    """Integers of some bytes from byte ``at`` of ``source`` on, which need not be aligned."""
+    """Load little-endian integers of ``BYTES`` bytes that begin at the bytes ``at`` of ``source``, aligned or not."""
     value = tl.load(source + at, mask=mask, other=0).to(TYPE)
     for i in tl.static_range(1, BYTES):
         value |= tl.load(source + at + i, mask=mask, other=0).to(TYPE) << (8 * i)
@@ -51,7 +51,7 @@ def load_integer(source, at, mask, BYTES: tl.constexpr, TYPE: tl.constexpr):
 
 @triton.jit
 def load_header(source):
-    """A single integer of four bytes."""
+    """Load a single integer of four bytes, aligned or not."""
     word = tl.load(source).to(tl.int32)
     for i in tl.static_range(1, 4):
         word |= tl.load(source + i).to(tl.int32) << (8 * i)
@@ -60,7 +60,7 @@ def load_header(source):
 
 @triton.jit
 def load_frame_words(source, base, words, mask, FRAME_BYTES: tl.constexpr):
-    """The words ``words`` of the frame at byte ``base`` of ``source``, filled up with zeros."""
+    """Load the words ``words`` of the frame at byte ``base`` of ``source``. Zeros fill up the last word."""
     if FRAME_BYTES % 4 == 0:
         values = tl.load((source + base).to(tl.pointer_type(tl.int32)) + words, mask=mask, other=0)
     else:
@@ -74,7 +74,7 @@ def load_frame_words(source, base, words, mask, FRAME_BYTES: tl.constexpr):
 
 @triton.jit
 def store_integer(target, at, values, mask, BYTES: tl.constexpr):
-    """Write integers of some bytes to byte ``at`` of ``target``, which need not be aligned."""
+    """Write little-endian integers of ``BYTES`` bytes to the bytes ``at`` of ``target``, aligned or not."""
     for i in tl.static_range(BYTES):
         tl.store(target + at + i, ((values >> (8 * i)) & 0xFF).to(tl.uint8), mask=mask)
 
@@ -89,7 +89,7 @@ def copy_frame(source, base, target, at, FRAME_BYTES: tl.constexpr, BLOCK: tl.co
 
 @triton.jit
 def begin_report(row, head, saved, first, reference):
-    """The first numbers in a lane's row of :attr:`DeviceFrames.report`."""
+    """Write the numbers before the record lengths to a lane's row of :attr:`DeviceFrames.report`."""
     tl.store(row, head)
     tl.store(row + 1, saved)
     tl.store(row + 2, _NEVER)
@@ -99,6 +99,7 @@ def begin_report(row, head, saved, first, reference):
 
 @triton.jit
 def _records_to_write(row, orders, GROUP: tl.constexpr):
+    """How many of a lane's measured records the host has ordered to be written."""
     return tl.minimum((tl.load(row) - tl.load(row + 3)) // GROUP, tl.load(orders + 1))
 
 
@@ -108,7 +109,8 @@ def find_record(
 ):  # fmt: skip
     """Enter this program's record into the index, if it was measured and is to be written.
 
-    Returns its first frame, where it starts in the heap, and its length and reference; 0 where there is none.
+    Records lie in the heap lane by lane, so a record starts after all records of earlier lanes and the earlier ones of
+    its own. Returns its first frame, its start in the heap, and its length and reference, or 0 if there is no record.
     """
     width = _HEADER + n_records
     row = report + lane * width
@@ -139,9 +141,10 @@ def _larger(left, right):
 
 @triton.jit
 def last_mark(at, is_marked_before, earlier):
-    """The last mark before each of the elements ``at``, where it is known whether the one before each is marked.
+    """The position of the last mark before each of the elements ``at``.
 
-    :param earlier: The last mark before all of them.
+    :param is_marked_before: Whether the element before each of them is marked.
+    :param earlier: The position of the last mark before the block.
     """
     return tl.maximum(tl.associative_scan(tl.where(is_marked_before, at - 1, -1), 0, _larger), earlier)
 
@@ -160,7 +163,7 @@ def store_words(out, base, words, values, mask, FRAME_BYTES: tl.constexpr):
 
 @triton.jit
 def copy_bytes(source, at, out_0, base_0, to_0, out_1, base_1, to_1, FRAME_BYTES: tl.constexpr, BLOCK: tl.constexpr):
-    """Copy a frame that lies at any byte of ``source``."""
+    """Copy the frame at byte ``at`` of ``source`` to the outputs that need it."""
     for begin in range(0, FRAME_BYTES, BLOCK):
         byte = begin + tl.arange(0, BLOCK)
         values = tl.load(source + at + byte, mask=byte < FRAME_BYTES, other=0)
@@ -183,7 +186,7 @@ def copy_fields(
     ROW_WORDS: tl.constexpr, ACTION_WORDS: tl.constexpr, ACTION_BLOCK: tl.constexpr,
     ACTIONS_AT: tl.constexpr, REWARDS_AT: tl.constexpr, DONES_AT: tl.constexpr, TIMEOUTS_AT: tl.constexpr,
 ):  # fmt: skip
-    """Actions, rewards and dones of one transition. Offsets are in words."""
+    """Gather the action, reward and done of one transition. Offsets are in words."""
     source = fields + slot * ROW_WORDS
     actions = actions.to(tl.pointer_type(tl.int32))
     word = tl.arange(0, ACTION_BLOCK)
@@ -197,7 +200,7 @@ def copy_fields(
 
 @triton.jit
 def first_frame(ends, slot, n_envs, lane, STACK: tl.constexpr):
-    """The number of the first frame of an observation; negative where there is none."""
+    """The number of the first frame of an observation; negative if there is no observation."""
     end = tl.load(ends + slot * n_envs + lane).to(tl.int64) & 0xFFFFFFFF
     return end - STACK
 
@@ -210,10 +213,10 @@ def begin_frame(
     BLOCK: tl.constexpr, ROW_WORDS: tl.constexpr, ACTION_WORDS: tl.constexpr, ACTION_BLOCK: tl.constexpr,
     ACTIONS_AT: tl.constexpr, REWARDS_AT: tl.constexpr, DONES_AT: tl.constexpr, TIMEOUTS_AT: tl.constexpr,
 ):  # fmt: skip
-    """Find this program's frame, and write it if that takes no decoding.
+    """Find this program's frame, and write it if it needs no decoding.
 
-    Returns whether there is something left to do, the frame's index entry and position in the record, and where it is
-    wanted: for each output, where it begins there, and whether it does.
+    Returns whether it is left to be decoded, its record's start, its record's length and reference, and its position in
+    the record; and for each output, the byte at which it begins there, and whether it is needed there.
     """
     row = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1)
@@ -260,7 +263,7 @@ def begin_frame(
 def gather_launch(
     launcher: Launcher, frames: DeviceFrames, batch: ObservationBatch, block: int, own_constants: tuple[Any, ...]
 ) -> RepeatedLaunch:
-    """What fills the outputs of ``batch``, and of others like it, with observations and the fields of transitions."""
+    """Return the launch that fills the outputs of ``batch``, and of others of its size from the same tensors."""
     places, ends, outs, given = batch
     fields = given or no_fields(frames.table)
     inputs = (
@@ -307,7 +310,7 @@ _launch_rows = Launcher(_gather_rows, n_warps=4)
 
 
 def gather_rows(places: Places, values: list[th.Tensor], outs: list[th.Tensor], fields: FieldBatch | None) -> None:
-    """Copy the rows at ``places`` of ``values``, (slots, environments, bytes), to ``outs``."""
+    """Copy the rows of ``values``, (slots, environments, bytes), at ``places`` to ``outs``, and gather ``fields``."""
     fields = fields or no_fields(outs[0])
     size = values[0].shape[2]
     words = size % 4 == 0
@@ -339,7 +342,7 @@ _launch_fields = Launcher(_gather_fields, n_warps=1)
 
 
 def gather_fields(places: Places, batch: FieldBatch) -> None:
-    """Fill ``batch`` for the slots of the first column."""
+    """Fill ``batch`` with the fields at ``places``, in the slots of the first column."""
     _launch_fields(
         batch.rewards.device, (places.n, 1), (places.numbers, *batch[:4]), (places.envs_at,), batch.constants
     )  # fmt: skip

@@ -1,7 +1,7 @@
-"""``rle`` records made of the frames in the ring, and batches rebuilt from them. See :mod:`.delta` for the steps.
+"""Encodes frames in the ring as ``rle`` records, and rebuilds batches from records. See :mod:`.delta` for the launches.
 
-To rebuild a frame, a program marks in the output where runs begin. The number of marks up to an element is then the
-number of its run, whose value takes the mark's place.
+To rebuild a frame, a program first marks in the output where each run begins. The sum of the marks up to an element is
+the number of its run. Then the values of the runs overwrite the marks.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _write(
         rank = done + tl.cumsum(begins.to(tl.int32), 0) - 1
         value = tl.load(elements + at, mask=mask, other=0)
         store_integer(heap, values_at + rank * ELEMENT_BYTES, value, begins, ELEMENT_BYTES)
-        # The length of a run is known where the next one begins.
+        # The length of a run is known when the next one begins.
         size = (at - before - 1) % LONGEST + 1
         store_integer(heap, start + (rank - 1) * RUN_BYTES, size.to(tl.int64), begins & (rank > 0), RUN_BYTES)
         done += tl.sum(begins.to(tl.int32), 0)
@@ -129,7 +129,7 @@ def measure_rle(frames: DeviceFrames, run_bytes: int, element_bytes: int, longes
 
 
 def write_rle(frames: DeviceFrames, run_bytes: int, element_bytes: int, longest_run: int) -> None:
-    """Write records that were measured, and enter them into the index, as ordered."""
+    """Write measured records, and enter them into the index, as :attr:`DeviceFrames.orders` says."""
     n_lanes, n_records = frames.report.shape[0], frames.report.shape[1] - REPORT_HEADER
     constants = _constants(frames, run_bytes, element_bytes, longest_run)
     _launch_write(
@@ -198,6 +198,6 @@ _launch_gather = Launcher(_gather_rle, n_warps=4)
 
 
 def gather_rle(frames: DeviceFrames, batch: ObservationBatch, run_bytes: int, element_bytes: int) -> RepeatedLaunch:
-    """What fills the outputs of ``batch``, and of others like it."""
+    """Return the launch that rebuilds ``batch``, and others of its size from the same tensors."""
     own_constants = (run_bytes, element_bytes, _ELEMENTS[element_bytes])
     return gather_launch(_launch_gather, frames, batch, block_size(frames.frame_bytes, 1024), own_constants)
