@@ -42,7 +42,7 @@ class HeapBudget:
 class CappedArena(Arena):
     """An arena in host memory that grows no further than its budget allows."""
 
-    _growth = 64
+    _growth_divisor = 64
     """The arena grows by its size divided by this number, or by the smallest growth if that is more."""
     _smallest_growth = 1
     """The smallest growth, in units of ``_SMALLEST_STEP``."""
@@ -61,7 +61,7 @@ class CappedArena(Arena):
     def grow(self, size: int) -> tuple[int, int]:
         end = self.limit if self.wrap is None else self.wrap
         missing = self._missing(size)
-        wanted = max(size + 1, self.limit // self._growth, self._smallest_growth * _SMALLEST_STEP)
+        wanted = max(size + 1, self.limit // self._growth_divisor, self._smallest_growth * _SMALLEST_STEP)
         step = int(min(wanted, self.size + self.budget.left - end))
         if step < missing:
             raise CapacityError(
@@ -153,7 +153,7 @@ class CappedFrameStore(FrameStore):
 class DeviceArena(CappedArena):
     """An arena in the memory of ``device``, where kernels write and read records."""
 
-    _growth = 128
+    _growth_divisor = 128
     _smallest_growth = 8
 
     def __init__(self, device: th.device, budget: HeapBudget) -> None:

@@ -226,7 +226,7 @@ class BaseGpuBuffer(BaseCompressedBuffer):
     def _arguments_to_unpickle(self, arguments: dict[str, Any]) -> dict[str, Any]:
         return {**arguments, "buffer_device": None}  # it is saved as the attribute _requested_device
 
-    def _sent(self, tensors: Any) -> Any:
+    def _to_device(self, tensors: Any) -> Any:
         """Move a tensor, or each tensor of a dict, to :attr:`device`."""
         return map_parts(lambda tensor: tensor.to(self.device), tensors)
 

@@ -22,9 +22,9 @@ _LARGE = 2 * _PIECE
 """From this size on, in bytes, memory grows in place. Smaller memory is copied when it grows."""
 _NO_CONTEXT = 201
 """``CUDA_ERROR_INVALID_CONTEXT``: the calling thread has not used CUDA yet."""
-_size = ctypes.c_uint64
+_uint64 = ctypes.c_uint64
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "cuMemcpyHtoDAsync_v2": (_size, ctypes.c_void_p, _size, ctypes.c_void_p),
+    "cuMemcpyHtoDAsync_v2": (_uint64, ctypes.c_void_p, _uint64, ctypes.c_void_p),
     "cuLaunchKernel": (ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3),
 }
 
@@ -132,7 +132,7 @@ class DeviceMemory:
     def __init__(self, device: th.device) -> None:
         self.bytes = th.empty(0, dtype=th.uint8, device=device)
         """The whole memory as a tensor."""
-        self._addresses: _Addresses | None = None
+        self._addresses: _AddressRange | None = None
 
     def __len__(self) -> int:
         return self.bytes.shape[0]
@@ -144,7 +144,7 @@ class DeviceMemory:
             self.bytes = self._addresses.tensor(size)
             return
         if device.type == "cuda" and size >= _LARGE and _driver() is not None:
-            self._addresses = _Addresses(device)
+            self._addresses = _AddressRange(device)
             self.bytes = self._addresses.tensor(size)
         else:
             self.bytes = smaller.new_empty(size)
@@ -173,7 +173,7 @@ class _Access(ctypes.Structure):
     _fields_ = (("location", _Location), ("flags", ctypes.c_int))
 
 
-class _Addresses:
+class _AddressRange:
     """A reserved range of GPU addresses. Memory is mapped at its beginning, and more is added as needed."""
 
     _process: int | None = None
@@ -188,7 +188,7 @@ class _Addresses:
         # All of the GPU's memory, so that the range never has to move. Addresses take no memory.
         self._range = -(-th.cuda.get_device_properties(device).total_memory // _PIECE) * _PIECE
         address = ctypes.c_uint64()
-        _call("cuMemAddressReserve", ctypes.byref(address), _size(self._range), _size(0), _size(0), _size(0))
+        _call("cuMemAddressReserve", ctypes.byref(address), _uint64(self._range), _uint64(0), _uint64(0), _uint64(0))
         self._begin = address.value
         self._process = os.getpid()
 
@@ -196,14 +196,14 @@ class _Addresses:
         """The first ``size`` bytes as a tensor. Memory is added if necessary."""
         missing = -(-(size - self._size) // _PIECE) * _PIECE
         if missing > 0:
-            handle, target = ctypes.c_uint64(), _size(self._begin + self._size)
-            create = "cuMemCreate", ctypes.byref(handle), _size(missing), ctypes.byref(self._properties), _size(0)
+            handle, target = ctypes.c_uint64(), _uint64(self._begin + self._size)
+            create = "cuMemCreate", ctypes.byref(handle), _uint64(missing), ctypes.byref(self._properties), _uint64(0)
             if not _call(*create, may_fail=True):
                 th.cuda.empty_cache()  # free the memory that torch's allocator has cached
                 _call(*create)
-            _call("cuMemMap", target, _size(missing), _size(0), handle, _size(0))
+            _call("cuMemMap", target, _uint64(missing), _uint64(0), handle, _uint64(0))
             _call("cuMemRelease", handle)  # the memory lives as long as it is mapped
-            _call("cuMemSetAccess", target, _size(missing), ctypes.byref(self._access), _size(1))
+            _call("cuMemSetAccess", target, _uint64(missing), ctypes.byref(self._access), _uint64(1))
             self._size += missing
         interface = {"shape": (size,), "typestr": "|u1", "data": (self._begin, False), "version": 3}
         # The tensor keeps this object alive, and with it the memory.
@@ -216,5 +216,5 @@ class _Addresses:
         if self._process == os.getpid() and not sys.is_finalizing():
             th.cuda.synchronize(self._device)  # kernels may still be using the memory
             if self._size:
-                _call("cuMemUnmap", _size(self._begin), _size(self._size))
-            _call("cuMemAddressFree", _size(self._begin), _size(self._range))
+                _call("cuMemUnmap", _uint64(self._begin), _uint64(self._size))
+            _call("cuMemAddressFree", _uint64(self._begin), _uint64(self._range))

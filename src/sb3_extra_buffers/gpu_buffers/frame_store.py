@@ -102,12 +102,12 @@ class DeviceFrameStore(CappedFrameStore):
         if self._report_is_pending and self._report.has_arrived:
             with contextlib.suppress(CapacityError):  # without room in the arena, frames stay in the ring
                 self._place_records()
-        if self._most_with(n_observations) > (ring_frames if self._report_is_pending else enough):
-            self._look_at_progress()
+        if self._most_waiting_after(n_observations) > (ring_frames if self._report_is_pending else enough):
+            self._update_most_waiting()
             # Request it a little early: otherwise the host would look again at each of the next steps.
-            if not self._report_is_pending and self._most_with(n_observations) > enough - enough // 16:
+            if not self._report_is_pending and self._most_waiting_after(n_observations) > enough - enough // 16:
                 self._request_report()
-        while self._most_with(n_observations) > ring_frames:
+        while self._most_waiting_after(n_observations) > ring_frames:
             if not self._report_is_pending:
                 self._request_report()
             try:
@@ -117,11 +117,11 @@ class DeviceFrameStore(CappedFrameStore):
                     raise
                 self._request_report()  # more frames may be unused by now
 
-    def _most_with(self, n_observations: int) -> int:
+    def _most_waiting_after(self, n_observations: int) -> int:
         """An upper bound for the frames of a lane in the ring after ``n_observations`` more."""
         return self._most_waiting + self.layout.stack * (self._appended - self._in_waiting + n_observations)
 
-    def _look_at_progress(self) -> None:
+    def _update_most_waiting(self) -> None:
         """Improve the bound for the frames in the ring, by what the device has appended so far."""
         done, heads = self._progress.look(self._appended)
         if done > self._in_waiting:

@@ -56,7 +56,7 @@ class PackedObservationStore(DeviceStore):
     """
 
     def __init__(self, **kwargs: Any) -> None:
-        self._decide_again = False
+        self._decision_is_pending = False
         """Whether observations are still uncompressed on the host because the device had no room for them."""
         super().__init__(**kwargs)
         self._send_ends()
@@ -82,7 +82,7 @@ class PackedObservationStore(DeviceStore):
             raise
 
     def checked_step(self, step: Sequence[Any], stream: th.cuda.Stream | None = None) -> Step:
-        if self._decide_again:
+        if self._decision_is_pending:
             self._decide()
         frames = self.device_frames
         if frames is not None and all(map(self._can_stay, step)):
@@ -201,9 +201,9 @@ class PackedObservationStore(DeviceStore):
             self._decide()
 
     def _decide(self) -> None:
-        self._decide_again = True
+        self._decision_is_pending = True
         super().decide()
-        self._decide_again = False
+        self._decision_is_pending = False
 
     def _review(self) -> None:
         with contextlib.suppress(CapacityError):  # if there is no room, keep what is stored as it is
@@ -237,7 +237,7 @@ class PackedObservationStore(DeviceStore):
         """Restore the attributes from before a change that failed."""
         with uninterrupted():
             self.__dict__.update(before)
-            self._count_arena(self.frames)
+            self._register_arena(self.frames)
 
     def _make_frames(self, layout: StackLayout, recipe: CodecRecipe, begin_after: Indices | None = None) -> FrameStore:
         if self._decide_at is not None:
@@ -250,10 +250,10 @@ class PackedObservationStore(DeviceStore):
         else:
             index_size = max(int(self.n_slots * _FRAMES_PER_SLOT) // codec.frames_per_record, 8)
             frames = DeviceFrameStore(codec, self.n_envs, layout, self.device, self.budget, index_size)
-        self._count_arena(frames)
+        self._register_arena(frames)
         return frames
 
-    def _count_arena(self, frames: FrameStore) -> None:
+    def _register_arena(self, frames: FrameStore) -> None:
         """Count the arena of ``frames`` against the budget, instead of this store's previous arena."""
         self.budget.arenas.pop(id(self), None)
         if isinstance(frames.arena, CappedArena):

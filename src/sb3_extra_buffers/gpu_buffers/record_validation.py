@@ -40,11 +40,11 @@ def check_records(store: DeviceFrameStore) -> None:
     pieces = np.flatnonzero(np.diff(np.cumsum(lengths) // _AT_ONCE)) + 1
     for part in np.split(np.arange(len(starts)), pieces):
         if isinstance(codec, RleCodec):
-            good = _rle_records(data, starts[part], lengths[part], codec)
+            valid = _valid_rle_records(data, starts[part], lengths[part], codec)
         else:
-            good = _delta_records(data, starts[part], lengths[part], codec)
-        if not good.all():
-            wrong = part[~good][0]
+            valid = _valid_delta_records(data, starts[part], lengths[part], codec)
+        if not valid.all():
+            wrong = part[~valid][0]
             raise CorruptDataError(
                 f"The {codec.name} record of {lengths[wrong]} bytes at byte {starts[wrong]} is none that could have "
                 "been written."
@@ -79,39 +79,39 @@ def check_same(what: str, on_device: npt.NDArray[Any], on_host: npt.NDArray[Any]
         )
 
 
-def _delta_records(data: Bytes, starts: Indices, lengths: Indices, codec: DeltaWordsCodec) -> npt.NDArray[Any]:
+def _valid_delta_records(data: Bytes, starts: Indices, lengths: Indices, codec: DeltaWordsCodec) -> npt.NDArray[Any]:
     """Which records follow the format of :mod:`sb3_extra_buffers.codecs.delta_words`."""
     group, n_words = codec.frames_per_record, -(-codec.frame.nbytes // 4)
-    good: npt.NDArray[np.bool_] = lengths >= 4 * group
-    safe_starts = np.where(good, starts, 0)
+    valid: npt.NDArray[np.bool_] = lengths >= 4 * group
+    safe_starts = np.where(valid, starts, 0)
     if len(data) < 4 * group:
-        return np.zeros_like(good)
+        return np.zeros_like(valid)
     headers = data[safe_starts[:, None] + np.arange(4 * group)].view("<u4").astype(np.int64)
     kinds, counts = headers >> KIND_SHIFT, headers & COUNT_MASK
     whole = kinds == WHOLE
-    good &= ~(whole & (counts != 0)).any(1) & ~(counts > n_words).any(1)
+    valid &= ~(whole & (counts != 0)).any(1) & ~(counts > n_words).any(1)
     changed = np.where(whole, n_words, counts).sum(1)
-    good &= lengths == 4 * group + 4 * changed + counts.sum(1)
+    valid &= lengths == 4 * group + 4 * changed + counts.sum(1)
     # The changes of each frame must end inside the frame: skipped and changed words together fit into it.
-    counts = np.where(good[:, None], counts, 0)
+    counts = np.where(valid[:, None], counts, 0)
     first_skips = starts + 4 * group + 4 * changed
     skips_at = (first_skips[:, None] + np.cumsum(counts, axis=1) - counts).reshape(-1)
     skipped = _sums(_integers(data, skips_at, counts.reshape(-1), 1), counts.reshape(-1)).astype(np.int64)
-    good &= (skipped.reshape(counts.shape) + counts <= n_words).all(1)
-    return good
+    valid &= (skipped.reshape(counts.shape) + counts <= n_words).all(1)
+    return valid
 
 
-def _rle_records(data: Bytes, starts: Indices, lengths: Indices, codec: RleCodec) -> npt.NDArray[Any]:
+def _valid_rle_records(data: Bytes, starts: Indices, lengths: Indices, codec: RleCodec) -> npt.NDArray[Any]:
     """Which records follow the format of :mod:`sb3_extra_buffers.codecs.rle`."""
     run_bytes = codec.runs_type.itemsize
     counts, rest = np.divmod(lengths, run_bytes + codec.element_type.itemsize)
-    good: npt.NDArray[np.bool_] = (rest == 0) & (counts > 0)
-    counts = np.where(good, counts, 0)
+    valid: npt.NDArray[np.bool_] = (rest == 0) & (counts > 0)
+    counts = np.where(valid, counts, 0)
     runs = _integers(data, starts, counts, run_bytes)
     # Runs are also checked one by one: their sum may overflow, and kernels cannot decode empty runs.
-    is_odd = (runs == 0) | (runs > codec.element_count)
-    good &= (_sums(is_odd, counts) == 0) & (_sums(runs, counts) == codec.element_count)
-    return good
+    is_invalid = (runs == 0) | (runs > codec.element_count)
+    valid &= (_sums(is_invalid, counts) == 0) & (_sums(runs, counts) == codec.element_count)
+    return valid
 
 
 def _integers(data: Bytes, starts: Indices, counts: Indices, size: int) -> npt.NDArray[np.uint64]:

@@ -165,7 +165,7 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
             if env is not None:
                 obs, next_obs = normalize_obs(obs, env), normalize_obs(next_obs, env)
             if not self._outputs_stay:
-                obs, actions, next_obs, dones, rewards = map(self._sent, (obs, actions, next_obs, dones, rewards))
+                obs, actions, next_obs, dones, rewards = map(self._to_device, (obs, actions, next_obs, dones, rewards))
         return (DictReplayBufferSamples if is_dict else ReplayBufferSamples)(obs, actions, next_obs, dones, rewards)
 
     def _gathered(self, columns: list[int], places: Places) -> tuple[dict[str, list[th.Tensor]], Sequence[th.Tensor]]:

@@ -18,9 +18,9 @@ from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer, normal_tensors
 from sb3_extra_buffers.gpu_buffers.transfer import empty, torch_dtype, upload
 from sb3_extra_buffers.interruption import uninterrupted
 
-_NUMBERS = ("values", "log_probs", "advantages", "returns")
+_SENT_FIELDS = ("values", "log_probs", "advantages", "returns")
 """What a batch contains after observations and actions, in SB3's order."""
-_ADDED = ("actions", "rewards", "episode_starts", "values", "log_probs")
+_ADDED_FIELDS = ("actions", "rewards", "episode_starts", "values", "log_probs")
 """The arguments of ``add`` after the observations, in order."""
 
 
@@ -29,13 +29,13 @@ def _array_property(name: str) -> Any:
 
     def get(buffer: Any) -> npt.NDArray[Any]:
         if buffer.__dict__.get("_on_device"):
-            buffer._fetch_numbers()
+            buffer._fetch_fields()
         array: npt.NDArray[Any] = buffer.__dict__[name]
         return array
 
     def replace(buffer: Any, array: npt.NDArray[Any]) -> None:
         if buffer.__dict__.get("_on_device"):
-            buffer._fetch_numbers()
+            buffer._fetch_fields()
         buffer.__dict__[name] = array
 
     return property(get, replace)
@@ -71,17 +71,17 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
     def add(self, *args: Any, **kwargs: Any) -> None:
         with self._lock.held, uninterrupted(), normal_tensors():
             self._follow_device()
-            if len(args) == 1 + len(_ADDED) and not kwargs and self.pos < self.buffer_size:
-                numbers = dict(zip(_ADDED, args[1:], strict=True))
+            if len(args) == 1 + len(_ADDED_FIELDS) and not kwargs and self.pos < self.buffer_size:
+                fields = dict(zip(_ADDED_FIELDS, args[1:], strict=True))
                 if all(isinstance(tensor, th.Tensor) and tensor.device == self._location for tensor in args[1:]):
-                    self._add_tensors(args[0], numbers)
+                    self._add_tensors(args[0], fields)
                     return
             super().add(*args, **kwargs)
 
-    def _add_tensors(self, obs: Any, numbers: dict[str, th.Tensor]) -> None:
+    def _add_tensors(self, obs: Any, fields: dict[str, th.Tensor]) -> None:
         """Add a step without a copy to the host."""
         pos, targets = self.pos, self._device_rows()
-        rows = {name: tensor.detach().reshape(targets[name].shape[1:]) for name, tensor in numbers.items()}
+        rows = {name: tensor.detach().reshape(targets[name].shape[1:]) for name, tensor in fields.items()}
         self._write_observations(pos, self._checked_observations(obs))
         for name, row in rows.items():
             targets[name][pos].copy_(row)
@@ -93,7 +93,7 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
         """Tensors on the device with the shapes and dtypes of SB3's arrays."""
         rows: dict[str, th.Tensor] = self.__dict__.get("_rows_on_device", {})
         if not rows or rows["rewards"].device != self._location:
-            arrays = {name: self.__dict__[name] for name in _ADDED}
+            arrays = {name: self.__dict__[name] for name in _ADDED_FIELDS}
             rows = {
                 name: th.zeros(array.shape, dtype=torch_dtype(array.dtype), device=self._location)
                 for name, array in arrays.items()
@@ -101,7 +101,7 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
             self._rows_on_device = rows
         return rows
 
-    def _fetch_numbers(self) -> None:
+    def _fetch_fields(self) -> None:
         """Copy steps that are only on the device to SB3's arrays."""
         with self._lock.held:
             steps, self._on_device = self._on_device, []
@@ -111,10 +111,10 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
 
     def _move_fields(self, location: th.device) -> None:
         if self.__dict__.get("_on_device"):
-            self._fetch_numbers()
+            self._fetch_fields()
 
     def get(self, batch_size: int | None = None) -> Generator[RolloutBufferSamples, None, None]:
-        self._fetch_numbers()  # SB3 reads the arrays from __dict__ here, not through the properties
+        self._fetch_fields()  # SB3 reads the arrays from __dict__ here, not through the properties
         return super().get(batch_size)
 
     def _checked_observations(self, obs: Any) -> Any:
@@ -136,15 +136,15 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
             envs, slots = np.divmod(batch_inds, self.buffer_size)
             places = self._places([slots], envs)
             found = {key: store.read_tensors([0], places)[0] for key, store in self._stores.items()}
-            parts: list[Any] = [found.get(SINGLE, found), *self._numbers_at(batch_inds)]
+            parts: list[Any] = [found.get(SINGLE, found), *self._fields_at(batch_inds)]
             if not self._outputs_stay:
-                parts = [self._sent(part) for part in parts]
+                parts = [self._to_device(part) for part in parts]
         return (RolloutBufferSamples if SINGLE in found else DictRolloutBufferSamples)(*parts)
 
-    def _numbers_at(self, batch_inds: npt.NDArray[np.int64]) -> list[th.Tensor]:
-        """Actions and ``_NUMBERS`` of a batch, from the arrays on the host: users may change these between batches."""
+    def _fields_at(self, batch_inds: npt.NDArray[np.int64]) -> list[th.Tensor]:
+        """Actions and ``_SENT_FIELDS`` of a batch, from SB3's arrays: users may change these between batches."""
         actions = self.actions[batch_inds].astype(np.float32, copy=False)
-        arrays = [actions, *(getattr(self, name)[batch_inds].reshape(-1) for name in _NUMBERS)]
+        arrays = [actions, *(getattr(self, name)[batch_inds].reshape(-1) for name in _SENT_FIELDS)]
         if any(array.dtype != np.float32 for array in arrays):
             return [upload(array, self._location) for array in arrays]
         sizes = [array.size for array in arrays]

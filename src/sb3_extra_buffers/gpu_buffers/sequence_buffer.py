@@ -129,7 +129,7 @@ class GpuSequenceReplayBuffer(CompressedSequenceReplayBuffer, GpuReplayBuffer): 
                 is_hidden = upload(hidden, self._location)[:, None]
                 for part in steps:
                     map_parts(lambda rows: _in_words(rows).masked_fill_(is_hidden, 0), part)
-            return steps if self._outputs_stay else Steps(*map(self._sent, steps))
+            return steps if self._outputs_stay else Steps(*map(self._to_device, steps))
 
     def _flag_tensors(self, flags: dict[str, npt.NDArray[np.bool_]]) -> dict[str, th.Tensor]:
         with normal_tensors():
@@ -139,7 +139,7 @@ class GpuSequenceReplayBuffer(CompressedSequenceReplayBuffer, GpuReplayBuffer): 
             row = staging.next()
             np.stack([*flags.values()], out=staging.arrays[row][:size].view(np.bool_).reshape(n, *shape))
             sent = staging.send(row, size)[:size].view(n, *shape).unbind()
-            return {name: self._sent(flag.to(th.bool)) for name, flag in zip(flags, sent, strict=True)}
+            return {name: self._to_device(flag.to(th.bool)) for name, flag in zip(flags, sent, strict=True)}
 
     # Latents
 

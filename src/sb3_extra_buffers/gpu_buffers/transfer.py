@@ -146,7 +146,7 @@ class Staging:
         self.sent = th.empty(self.row_size, dtype=dtype, device=device)
         """The newest row, on the device."""
         self._addresses = [row.data_ptr() for row in self.tensors]
-        self._directly = self._on_gpu and not has_several_gpus()
+        self._uses_driver = self._on_gpu and not has_several_gpus()
         self._target = self.sent.data_ptr(), dtype.itemsize, self.sent.device.index
 
     def next(self) -> int:
@@ -162,7 +162,7 @@ class Staging:
     def send(self, row: int, size: int | None = None) -> th.Tensor:
         """Copy a row, or the first ``size`` elements of it, to :attr:`sent`."""
         size = self.row_size if size is None else size
-        if self._directly:
+        if self._uses_driver:
             target, item_bytes, index = self._target
             copy_to_device(target, self._addresses[row], size * item_bytes, th._C._cuda_getCurrentRawStream(index))
         else:
