@@ -1,12 +1,12 @@
 """Measure buffers of this library and of others on recordings of real environments.
 
     python -m benchmarks                    # everything: some 45 minutes on two cores
-    python -m benchmarks --quick            # a taste of it: about two minutes
+    python -m benchmarks --quick            # a small part: about two minutes
     python -m benchmarks --sections replay --data doom_labels,doom_rgb --subjects sb3,ours
     python -m benchmarks --sections replay --data mspacman,pong,breakout --subjects sb3,ours:auto --steps 25000
 
-Writes results.json, results.md and pictures. Recordings, and environments for the other libraries, are made first where
-they are not there yet.
+Writes results.json, results.md and pictures. Missing recordings, and missing virtual environments for the other
+libraries, are created first.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ def main() -> int:
 
 
 def parts_of(plan: Plan, sections: list[str]) -> dict[str, Callable[[], Table]]:
-    """What is to be measured: a name for each part, and the function that measures it.
+    """Return the parts of a run: a name for each, and the function that measures it.
 
-    Sections and data for which no subject was chosen are left out.
+    Sections and data without a chosen subject are left out.
     """
     parts: dict[str, dict[str, Callable[[], Table]]] = {
         "replay": {
@@ -103,7 +103,10 @@ def parts_of(plan: Plan, sections: list[str]) -> dict[str, Callable[[], Table]]:
 
 
 def check_libraries(subjects: list[str]) -> dict[str, str]:
-    """The version of each library that takes part; an error if one of them cannot be used here."""
+    """Return the version of each library under test.
+
+    :raises MissingPeerError: if one of them cannot be used here.
+    """
     one_of_each = {subject.partition(":")[0]: subject for subject in subjects}
     for environment in dict.fromkeys(library_of(subject).peers for subject in one_of_each.values()):
         if environment is not None:
@@ -119,7 +122,7 @@ def check_libraries(subjects: list[str]) -> dict[str, str]:
 
 
 def make_recordings(plan: Plan, sections: list[str]) -> None:
-    """Record what is not in the cache yet, which only the environment of this process can."""
+    """Create missing recordings here: workers of other libraries lack the packages for it."""
     if "replay" in sections:
         for name, data in plan.data.items():
             load_recording(name, data.steps, data.n_envs)
@@ -128,7 +131,7 @@ def make_recordings(plan: Plan, sections: list[str]) -> None:
 
 
 def measure(parts: dict[str, Callable[[], Table]], out: Path, fingerprint: dict[str, Any], resume: bool) -> list[Table]:
-    """Measure the parts one by one. Each is written down at once, for a run that resumes this one."""
+    """Measure the parts one by one. Each result is written at once, so that an interrupted run can be resumed."""
     folder = out / "parts"
     folder.mkdir(parents=True, exist_ok=True)
     tables = []
@@ -178,7 +181,7 @@ def _names(text: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without removing what workers left on the disk
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # this runs the cleanup of temporary folders
     try:
         sys.exit(main())
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Environments that are older than Gymnasium, with its interface."""
+"""Adapters that give Gymnasium's interface to older environments."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class ProcgenEnv(gym.Env[Image, np.int64]):
         previous = self._env.observe()[1]["rgb"][0].copy()
         self._env.act(np.array([action], np.int32))
         reward, obs, is_first = self._observe()
-        # Procgen has already reset itself when it reports the end. The terminal observation is the last one it showed.
+        # Procgen resets itself before it reports the end of an episode, so the terminal observation is lost. The
+        # observation before it takes its place.
         return previous if is_first else obs, reward, is_first, False, {}
 
     def _observe(self) -> tuple[float, Image, bool]:

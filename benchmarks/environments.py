@@ -1,7 +1,7 @@
-"""The environments that benchmarks record, each with the reason why it is there.
+"""The environments that benchmarks record, each with the reason why it is included.
 
-Most of them are workloads that nothing in the library was tuned on. They were chosen before anything was measured on
-them, so that the list has what compresses badly, too.
+The library was not tuned on most of them. They were chosen before anything was measured on them, so the list includes
+some that compress badly.
 """
 
 from __future__ import annotations
@@ -21,37 +21,38 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack,
 ATARI_STACK = 4
 CAMERA_STACK = 3
 EXTRA = "environments"
-"""The virtual environment for packages that the library itself never needs: ``requirements/environments.txt``."""
+"""The virtual environment with packages that the library never needs: ``requirements/environments.txt``."""
 NOISE = "noise"
-"""Not an environment, but listed with them where recordings are."""
+"""The name of a recording of random bytes, which no environment produces."""
 
-# The library is imported by those who play. A process that measures another library on a recording has none of it.
+# Functions import sb3_extra_buffers only when they make an environment: processes that measure other libraries on a
+# recording import this module, too, but not the library.
 
 
 def make_atari(env_id: str, n_envs: int, seed: int) -> VecEnv:
-    """Make Atari environments with SB3's wrappers: 84x84 grey frames, stacks of four, channel first."""
+    """Make Atari environments with SB3's wrappers: 84x84 grey frames, stacks of four, channels first."""
     from sb3_extra_buffers.training_utils import atari
 
     return atari.make_env(env_id, n_envs, vec_env_cls=DummyVecEnv, framestack=ATARI_STACK, seed=seed)
 
 
 def make_atari_rgb(env_id: str, n_envs: int, seed: int) -> VecEnv:
-    """Make Atari environments that show the whole screen, 210x160 RGB, one frame at a time, channel first."""
+    """Make Atari environments that show the whole screen, 210x160 RGB, one frame at a time, channels first."""
     import ale_py  # noqa: F401  # registers the games
 
     return VecTransposeImage(make_vec_env(env_id, n_envs, seed))
 
 
 def make_doom(view: Literal["rgb", "mask"], n_envs: int, seed: int) -> VecEnv:
-    """Make Doom deathmatches that show one frame at a time, channel first."""
-    sys.path.append(str(Path(__file__).parents[1] / "examples"))  # whose environment this is
+    """Make Doom deathmatches that show one frame at a time, channels first."""
+    sys.path.append(str(Path(__file__).parents[1] / "examples"))  # for doom
     import doom
 
     return doom.make_env("deathmatch", n_envs, view=view, seed=seed)
 
 
 def make_images(make: Callable[[], gym.Env[Any, Any]], n_envs: int, seed: int, stack: int = 1) -> VecEnv:
-    """Make environments that show RGB images, channel first."""
+    """Make environments that show RGB images, channels first."""
     env: VecEnv = make_vec_env(make, n_envs, seed)
     if stack > 1:
         env = VecFrameStack(env, n_stack=stack)
@@ -81,9 +82,9 @@ def make_procgen() -> gym.Env[Any, Any]:
 def make_camera() -> gym.Env[Any, Any]:
     """HalfCheetah, seen through its camera."""
     os.environ.setdefault("MUJOCO_GL", "osmesa")  # Debian: apt-get install libosmesa6
-    os.environ.setdefault("LP_NUM_THREADS", "1")  # of the software renderer: more are slower for such small images
+    os.environ.setdefault("LP_NUM_THREADS", "1")  # threads of the software renderer: more are slower here
     env = gym.make("HalfCheetah-v5", render_mode="rgb_array", width=84, height=84)
-    # Software renders shadows and smooth edges at a few frames per second only.
+    # With shadows and antialiasing, the software renderer reaches only a few frames per second.
     quality = env.unwrapped.model.vis.quality  # type: ignore[attr-defined]
     quality.shadowsize = quality.offsamples = 0
     return gym.wrappers.AddRenderObservation(env)
@@ -107,9 +108,9 @@ class Environment:
     """What is special about it, in a few words."""
     stack: int = 1
     repeat: float = 0.75
-    """The probability that a random policy repeats its last action: without it, most games hardly leave their start."""
+    """The probability that a random policy repeats its last action. Without repeats, most games hardly get anywhere."""
     weights: tuple[float, ...] | None = None
-    """How often each discrete action is chosen, if not equally often."""
+    """The relative frequency of each discrete action; ``None`` if all are equally frequent."""
     extra: bool = False
     """Whether it needs packages of :data:`EXTRA`."""
     is_repeatable: bool = True
@@ -125,7 +126,7 @@ def _gym(env_id: str, why: str, repeat: float = 0.75, extra: bool = False) -> En
 
 
 ENVIRONMENTS = {
-    # The first three are what the methods were tuned on. Their recordings have always been played without repeats.
+    # The methods were tuned on the first three, whose recordings were played without repeated actions.
     "mspacman": _atari("MsPacman", "a still maze, five sprites", repeat=0),
     "pong": _atari("Pong", "a still court, three sprites", repeat=0),
     "breakout": _atari("Breakout", "a still wall that loses bricks", repeat=0),
@@ -202,9 +203,9 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
     "rgb": ("carracing", "crafter", "minigrid", "camera", "procgen"),
     "vectors": ("pendulum", "cartpole", "halfcheetah", "ant", "humanoid", "fetch"),
 }
-"""What the library promises to be fast on, in groups with the same targets."""
+"""Groups of environments on which the library promises speed and memory. :mod:`.targets` has a target per group."""
 HELD_OUT = _GAMES[12:]
-"""Games to find out whether the promise holds for others, too."""
+"""Games on which nothing is tuned, to check that the promise holds for other games, too."""
 
 
 def make_env(name: str, n_envs: int, seed: int) -> VecEnv:

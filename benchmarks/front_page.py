@@ -1,4 +1,4 @@
-"""Bring the front page up to date: its tables and pictures, from the results that are kept.
+"""Update the tables and pictures of the front page from the committed results.
 
     python -m benchmarks.front_page
 
@@ -42,7 +42,7 @@ SUBJECTS = {
     "torchrl:tensor": "TorchRL",
     "torchrl:compressed": "TorchRL, compressed",
 }
-"""Who is compared: each library as it comes, and with its smallest setting."""
+"""The buffers in the first table: each library with its default, and with the setting that takes least memory."""
 KINDS = {
     "mspacman": "Atari, MsPacman",
     "battlezone": "Atari, BattleZone (3-D)",
@@ -52,9 +52,9 @@ KINDS = {
     "halfcheetah": "HalfCheetah, 17 numbers",
     "humanoid": "Humanoid, 348 numbers",
 }
-"""One workload of each kind."""
+"""The workloads in the second table, one of each kind."""
 WINDOW = 20
-"""Episodes that one point of a learning curve is the mean of."""
+"""The number of episodes that are averaged for each point of a learning curve."""
 
 
 def load_table(path: Path = RESULTS) -> tuple[dict[str, Any], Table]:
@@ -70,7 +70,7 @@ def value(table: Table, subject: str, column: str) -> float:
 
 
 def markdown(run: dict[str, Any], table: Table) -> str:
-    """The table of the front page, and where it is from."""
+    """The first table of the front page, and how it was measured."""
     columns = {BYTES: "bytes per transition", ADD_AGAIN: "`add`, µs", SAMPLE[32]: "`sample(32)`, µs",
                SAMPLE[256]: "`sample(256)`, µs"}  # fmt: skip
     lines = [f"| MsPacman, 84×84, stacks of 4 | {' | '.join(columns.values())} |", "|---" * (len(columns) + 1) + "|"]
@@ -88,7 +88,7 @@ def markdown(run: dict[str, Any], table: Table) -> str:
 
 
 def workloads_markdown(path: Path = WORKLOADS) -> str:
-    """What users of each kind of observations can expect."""
+    """The second table: memory and speed to expect with each kind of observations."""
     rows = {row["name"]: row for row in json.loads(path.read_text())["rows"] if row["method"] == "auto"}
     measured = ("add", "sample(32)", "sample(256)")
     titles = ["observations", "bytes per transition: SB3 → ours", *(f"`{name}`" for name in measured)]
@@ -110,7 +110,7 @@ def draw_memory_and_speed(table: Table) -> Picture:
         point = value(table, subject, BYTES), value(table, subject, SAMPLE[256]) / 1000
         ours = subject.startswith("ours")
         axes.scatter(*point, s=130 if ours else 70, color=colour, marker="*" if ours else "o", zorder=3)
-        above = -17 if subject == "cpprb" else 9  # its place above is taken
+        above = -17 if subject == "cpprb" else 9  # another label is above
         weight = "bold" if ours else "normal"
         axes.annotate(
             title, point, (0, above), textcoords="offset points", ha="center", color=colour, fontweight=weight

@@ -1,8 +1,8 @@
 """Virtual environments for the libraries that are compared with this one.
 
-Each has only the packages of ``benchmarks/requirements/NAME.txt``; NumPy, torch, SB3 and the rest are those of the
-environment that runs the suite, so that tables compare buffers and not builds of torch. A link to its packages, which a
-``.pth`` file is, does not follow the link that an editable install is: this library is not among them.
+Each has only the packages of ``benchmarks/requirements/NAME.txt``. NumPy, torch, SB3 and the rest come from the
+environment that runs the suite, through a ``.pth`` file, so that tables compare buffers and not builds of torch. Python
+does not follow further ``.pth`` files there, such as that of an editable install of this library: it stays invisible.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class MissingPeerError(RuntimeError):
 
 
 def python_for(name: str | None) -> Path:
-    """The interpreter of an environment; that of this process for ``None``."""
+    """The interpreter of an environment, or for ``None`` that of this process."""
     if name is None:
         return Path(sys.executable)
     folder = CACHE / "peers" / name
@@ -32,7 +32,7 @@ def python_for(name: str | None) -> Path:
 
 
 def prepare(name: str) -> None:
-    """Make an environment, unless it is there as its requirements and this interpreter want it."""
+    """Create an environment, unless it exists and was created for the same requirements and interpreter."""
     python = python_for(name)
     folder = python.parent.parent
     stamp = folder / "made-from"

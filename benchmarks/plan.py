@@ -1,4 +1,4 @@
-"""What the suite measures: which data, which subjects on it, how much and how often."""
+"""What the suite measures: which recordings, with which subjects, how much and how often."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ SMALLEST = "ours:auto prefer=memory"
 SMALLEST_COLOUR = "ours:delta-zstd indexed"
 """For images with at most 256 colours."""
 GAME = "mspacman"
-"""What all sections but ``replay`` are about."""
+"""The recording that all sections use except ``replay``."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """A recording, and who is measured on it."""
+    """A recording, and the subjects that are measured on it."""
 
     title: str
     steps: int
-    """Of each environment."""
+    """Steps of each environment."""
     subjects: tuple[str, ...]
     n_envs: int = 4
 
@@ -33,24 +33,24 @@ class Data:
 @dataclass(frozen=True)
 class Plan:
     data: dict[str, Data]
-    """What replay buffers are filled with."""
+    """The recordings of the section ``replay``, by name."""
     game_steps: int
-    """Of each of four environments of :data:`GAME`, for the other sections."""
+    """Steps of each of four environments of :data:`GAME`, for the other sections."""
     fill_rounds: int
-    """Turns in which a buffer is filled."""
+    """Number of turns over which a buffer is filled."""
     sample_rounds: int
     saving_rounds: int
     saving_subjects: tuple[str, ...]
     rollout_rounds: int
     rollout_subjects: tuple[str, ...]
     sizes: tuple[int, ...]
-    """Transitions, from small to large."""
+    """Buffer sizes in transitions, in ascending order."""
     env_counts: tuple[int, ...]
     scaling_subjects: tuple[str, ...]
     recorded_steps: int
-    """What is played for larger sizes, again and again."""
+    """Steps of the recording that fills buffers of all sizes. Larger buffers play it repeatedly."""
     seconds_per_size: float
-    """A size that would take a subject longer is left out."""
+    """A size is skipped if filling the buffer is expected to take longer."""
     training_subjects: tuple[str, ...]
     training_steps: dict[str, int]
     training_rounds: int
@@ -116,7 +116,7 @@ WORKLOAD_DATA = {
     for name in names
     if name not in FULL.data
 }
-"""What is measured only if it is asked for by name. :mod:`benchmarks.studies.workloads` compares all of it."""
+"""Further recordings, measured only if they are named. :mod:`benchmarks.studies.workloads` measures all of them."""
 
 _ONE_OF_EACH = ("sb3", "ours:auto", "older:zstd-5", "cpprb", "torchrl:tensor")
 QUICK = replace(
@@ -143,9 +143,10 @@ QUICK = replace(
 
 
 def choose(plan: Plan, data: list[str] | None, subjects: list[str] | None, steps: int | None = None) -> Plan:
-    """The plan for less data, for other subjects, or for more or fewer steps.
+    """Return the plan with other data, subjects or steps.
 
-    A library stands for those of its subjects that the plan has. ``library:method`` is taken as it is, on all data.
+    In ``subjects``, a library selects those of its subjects that are in the plan. ``library:method`` is measured on all
+    data, even if the plan does not have it.
     """
     if data is not None:
         known = FULL.data | WORKLOAD_DATA
@@ -185,7 +186,7 @@ def choose(plan: Plan, data: list[str] | None, subjects: list[str] | None, steps
 
 
 def subjects_of(plan: Plan, section: str) -> tuple[str, ...]:
-    """Who takes part in a section."""
+    """The subjects of a section."""
     return {
         "replay": tuple(dict.fromkeys(subject for data in plan.data.values() for subject in data.subjects)),
         "saving": plan.saving_subjects,

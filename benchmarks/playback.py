@@ -1,4 +1,4 @@
-"""A recording played for as many steps and environments as a measurement asks for."""
+"""Play a recording back for any number of steps and environments."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from benchmarks.recordings import Frames, Observations, Recording, Transition, t
 def play_back(recording: Recording, steps: int, n_envs: int) -> Iterator[Transition]:
     """Yield ``steps`` steps of ``n_envs`` environments.
 
-    More environments than were recorded play the same games from other places on. After a lap through the recording
-    every environment goes on with what another one recorded. So what an environment meets is met again a whole lap
-    later at the earliest, in another place of the buffer: far beyond the frames that any codec looks back at.
+    Environments beyond the recorded ones play the same recording from other starting points. After each lap through the
+    recording, every environment continues with what the next one recorded. So the same frames return to an environment
+    only after as many laps as there are recorded environments, far beyond the frames that any codec looks back at.
     """
     groups = -(-n_envs // recording.n_envs)
     lanes = [_laps(recording, group * recording.steps // groups) for group in range(groups)]
@@ -34,7 +34,7 @@ def _laps(recording: Recording, start: int) -> Iterator[Transition]:
 
 
 def _cut(transition: Transition) -> Transition:
-    """What follows is another game: the end of an episode for all environments."""
+    """Let a time limit end all episodes, because another game follows."""
     done = np.ones_like(transition.done)
     return transition._replace(done=done, infos=[{"TimeLimit.truncated": True} for _ in done])
 
@@ -44,7 +44,7 @@ def _reordered(transition: Transition, order: np.ndarray[tuple[int], np.dtype[np
 
 
 def _side_by_side(together: tuple[Transition, ...]) -> Transition:
-    # concatenate() keeps the layout of its arguments: channels first, in memory that has them last.
+    # concatenate() keeps the memory layout of its arguments: a channels-first view of channels-last memory.
     return _with_rows(together, np.concatenate, list(chain(*(transition.infos for transition in together))))
 
 

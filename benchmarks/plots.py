@@ -1,4 +1,4 @@
-"""Pictures of what a run measured: memory against time, and how memory grows."""
+"""Plot memory against sampling time, as pictures for light and dark pages."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from benchmarks.subjects import LIBRARIES, method_of
 COLOURS = {"sb3": "#555555", "ours": "#1b7837", "older": "#b35806", "cpprb": "#542788", "torchrl": "#c51b7d"}
 TIME = SAMPLE[256]
 CORNERS: list[tuple[Literal["left", "right"], int]] = list(itertools.product(("left", "right"), (4, -11, 14, -21)))
-"""Where a label may go: which of its ends is at the point, and how much higher it is."""
+"""Where a label may go: which of its ends is at the point, and its vertical offset."""
 INK, PAPER = "#1f2328", "#ffffff"
-"""Of text and lines, and of the background, on a light page."""
+"""Colours of text and lines, and of the background, on a light page."""
 DARK = {INK: "#e6edf3", PAPER: "#151b23", "#1b7837": "#4cc26d", "#555555": "#a8b0b8", "#542788": "#b18cf0",
         "#c51b7d": "#f27ab8", "#b35806": "#f0943c"}  # fmt: skip
-"""What colours become on a dark page."""
+"""The colours of a light page, and what replaces them on a dark page."""
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "sb3-extra-buffers",  # the same figures give the same file
     "text.color": INK,
@@ -46,7 +46,7 @@ STYLE: dict[Any, Any] = {
 
 
 def pareto_front(points: dict[str, tuple[float, float]]) -> list[str]:
-    """Those that no other beats in one coordinate without losing in the other; smaller is better; by the first."""
+    """The names of the Pareto-optimal points, sorted by the first coordinate. Smaller is better in both."""
     front: list[str] = []
     best = math.inf
     for name, (_, second) in sorted(points.items(), key=lambda item: item[1]):
@@ -57,7 +57,7 @@ def pareto_front(points: dict[str, tuple[float, float]]) -> list[str]:
 
 
 def points_of(table: Table) -> dict[str, tuple[float, float]]:
-    """Bytes per transition and time of ``sample(256)``, of those subjects for which both were measured."""
+    """Bytes per transition and time of ``sample(256)``, for the subjects for which both were measured."""
     points = {}
     for subject in table.subjects:
         memory, time = table.cell(subject, BYTES), table.cell(subject, TIME)
@@ -80,7 +80,7 @@ def draw(tables: Sequence[Table], folder: Path) -> dict[str, str]:
 
 
 def save(picture: Picture, path: Path) -> None:
-    """Write an SVG file that is light or dark as its reader's system is."""
+    """Write an SVG file that follows the light or dark mode of its reader's system."""
     text = io.StringIO()
     picture.savefig(text, format="svg", metadata={"Date": None})
     rules = [
@@ -114,7 +114,7 @@ def _memory_against_time(table: Table) -> Picture:
     axes.set(xscale="log", yscale="log", xlabel=BYTES, ylabel=TIME, title=table.title)
     _widen(axes)
     _legend(axes, points)
-    picture.draw_without_rendering()  # places are only known once the layout is
+    picture.draw_without_rendering()  # labels are placed in pixels, which depend on the layout
     _label(axes, points)
     return picture
 
@@ -136,7 +136,7 @@ def _label(axes: Axes, points: dict[str, tuple[float, float]]) -> None:
 
 
 def _widen(axes: Axes) -> None:
-    """Make room for labels at the right."""
+    """Make room for labels on the right."""
     low, high = axes.get_xlim()
     axes.set_xlim(low, high * (high / low) ** 0.25)
 

@@ -1,4 +1,4 @@
-"""Plays environments and writes what happens to the cache, for :mod:`benchmarks.recordings`."""
+"""Play environments, and write recordings to the cache. :mod:`benchmarks.recordings` reads them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from benchmarks.recordings import CHUNK_STEPS, SEED, Frames, Recording, Transiti
 
 
 class StickyPolicy:
-    """Random actions, each of which is often repeated. It has the ``predict`` of an SB3 model."""
+    """Random actions that are often repeated, with the ``predict`` method of an SB3 model."""
 
     def __init__(
         self, space: gym.Space[Any], n_envs: int, seed: int, repeat: float, weights: tuple[float, ...] | None = None
@@ -47,8 +47,8 @@ class StickyPolicy:
 
 
 def play(name: str, n_envs: int, steps: int, env: VecEnv) -> Iterator[Transition]:
-    """Play at random and yield what SB3 stores: ``next_obs`` is the terminal observation where an episode ends."""
-    # Not above: a process that measures another library on a recording has none of this one.
+    """Play random actions, and yield the transitions as SB3 stores them, with terminal observations as ``next_obs``."""
+    # Not at the top: a process that measures another library on a recording does not have this one.
     from sb3_extra_buffers.measure.transitions import collect
 
     how = ENVIRONMENTS[name]
@@ -77,7 +77,7 @@ def is_played_elsewhere(name: str) -> bool:
 
 
 def play_elsewhere(name: str, steps: int, n_envs: int, check_steps: int = 0) -> None:
-    """Record and check with the packages of the environment, which are installed now if they are missing."""
+    """Record, and check, in the virtual environment :data:`EXTRA`. It is created first if it is missing."""
     import sb3_extra_buffers
 
     peers.prepare(EXTRA)
@@ -104,9 +104,9 @@ def _record_here(path: Path, name: str, steps: int, n_envs: int) -> None:
         frames = flatten(observations)
         return frames[..., -(frames.shape[-1] // stack) :]
 
-    unfinished = path.with_suffix(f".{os.getpid()}")  # two processes may record the same at once
+    unfinished = path.with_suffix(f".{os.getpid()}")  # two processes may make the same recording at once
     with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED, compresslevel=3) as archive:
-        # One step more than asked for: its observations are the successors of the last transition.
+        # One extra step: its observations are the next observations of the last transition.
         played = play(name, n_envs, steps + 1, env)
         for step, transition in enumerate(tqdm(played, name, total=steps + 1, unit="step")):
             chunk.append(newest(transition.obs).copy())
@@ -135,14 +135,14 @@ def _record_here(path: Path, name: str, steps: int, n_envs: int) -> None:
 
 
 def flatten(observations: Any) -> Frames:
-    """One array: images with their channels last, or the vectors of a dict side by side."""
+    """Return one array: images with channels last, or the vectors of a dict, concatenated."""
     if isinstance(observations, dict):
         return np.concatenate(list(observations.values()), axis=1)
     return channels_last(observations)
 
 
 def check(recording: Recording, steps: int) -> None:
-    """Compare the first ``steps`` rebuilt transitions with the real environment's; raise where they differ."""
+    """Compare the first ``steps`` rebuilt transitions with those of the real environment; raise if they differ."""
     env = make_env(recording.name, recording.n_envs, SEED)
     pairs = zip(play(recording.name, recording.n_envs, steps, env), transitions(recording), strict=False)
     for step, (real, rebuilt) in enumerate(tqdm(pairs, f"checking {recording.name}", total=steps, unit="step")):
@@ -155,7 +155,7 @@ def check(recording: Recording, steps: int) -> None:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Whether values, dtype and memory layout are the same, of all keys if there are several."""
+    """Whether values, dtype and memory layout are the same; for dicts, of all keys."""
     if isinstance(one, dict):
         return list(one) == list(other) and all(_is_same(one[key], other[key]) for key in one)
     return one.dtype == other.dtype and _layout(one) == _layout(other) and np.array_equal(one, other)

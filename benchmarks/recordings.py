@@ -1,13 +1,12 @@
-"""Real environments, recorded once and played back as SB3 hands them to a replay buffer.
+"""Recordings of real environments, played back exactly as SB3 passes transitions to a replay buffer.
 
 A recording keeps the newest frame of every observation, not the whole stack: 100,000 Atari transitions are 0.7 GB
-instead of 5.6 GB, and some tens of megabytes on disk. :func:`transitions` rebuilds the stacks, bit for bit, reading
-a few hundred frames at a time, so that playing a recording hardly adds to the memory of the process that measures.
+instead of 5.6 GB, and some tens of megabytes on disk. :func:`transitions` rebuilds the stacks, bit for bit. It reads a
+few hundred frames at a time, so that playback hardly adds to the memory of the process under measurement.
 
     python -m benchmarks.recordings --names mspacman,pong --steps 25000
 
-records what is not in the cache yet; ``--check`` plays the real environment again and compares. The recording itself is
-done by :mod:`benchmarks.recorder`.
+creates missing recordings (:mod:`benchmarks.recorder`). ``--check`` plays the real environment again and compares.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ CHUNK_STEPS = 256
 READ_BYTES = 1 << 16
 
 Frames = npt.NDArray[Any]
-"""Pictures, channels last, or vectors, of all environments."""
+"""Images with channels last, or vectors, with one row per environment."""
 Observations = Any
 """An array with one row per environment, or a dict of such arrays."""
 
@@ -50,7 +49,7 @@ class Transition(NamedTuple):
 
 @dataclass(frozen=True)
 class Recording:
-    """What a random policy met in ``steps`` steps of ``n_envs`` environments."""
+    """``steps`` steps of ``n_envs`` environments, played by a random policy."""
 
     name: str
     path: Path
@@ -70,11 +69,11 @@ class Recording:
     """The last frame of each episode, in the order of ``np.nonzero(dones)``."""
 
     def new_chunk(self) -> Frames:
-        """Memory for :meth:`frames`."""
+        """Allocate memory for :meth:`frames`."""
         return np.empty((CHUNK_STEPS, self.n_envs, *self.frame_shape), self.last_frames.dtype)
 
     def present(self, stacked: Frames) -> Observations:
-        """Observations as an environment gives them: images with their channels first, parts of a vector as a dict."""
+        """Observations as the environment returns them: images with channels first, or a dict of vectors."""
         if isinstance(self.observation_space, gym.spaces.Dict):
             widths = [space.shape[0] for space in self.observation_space.values()]  # type: ignore[index]  # all are Box
             parts = np.split(stacked, np.cumsum(widths)[:-1], axis=1)
@@ -84,8 +83,8 @@ class Recording:
     def frames(self, start: int = 0, chunk: Frames | None = None) -> Iterator[Frames]:
         """Yield the newest frame of every environment, from step ``start`` on, with one more at the end.
 
-        What it yields is overwritten later: chunks are unpacked into the same memory, ``chunk`` if given, so that
-        playing a recording does not add to the memory of a process that measures.
+        The arrays are overwritten later: all chunks are unpacked into the same memory, ``chunk`` if given, so that
+        playback does not add to the memory of the process under measurement.
         """
 
         def stored() -> Iterator[Frames]:
@@ -100,7 +99,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class Noise(Recording):
-    """Observations of random bytes, each of them new: nothing can be shared and nothing compressed."""
+    """Observations of random bytes. No two share a frame, and none can be compressed."""
 
     def frames(self, start: int = 0, chunk: Frames | None = None) -> Iterator[Frames]:
         rng = np.random.default_rng(start)
@@ -109,7 +108,7 @@ class Noise(Recording):
 
 
 def load_recording(name: str, steps: int, n_envs: int = 4) -> Recording:
-    """Load ``steps`` steps of a recording, which is made now where no cached one is long enough."""
+    """Load ``steps`` steps of a recording. If no recording in the cache is long enough, make one first."""
     if name == NOISE:
         return _noise(steps, n_envs)
     if name not in ENVIRONMENTS:
@@ -117,7 +116,7 @@ def load_recording(name: str, steps: int, n_envs: int = 4) -> Recording:
     for recorded, path in _cached(name, n_envs):
         if recorded >= steps:
             return _read(path, name, steps, n_envs)
-    from benchmarks import recorder  # which processes that only play a recording do without
+    from benchmarks import recorder  # not at the top: only needed for recording
 
     return _read(recorder.record(name, steps, n_envs), name, steps, n_envs)
 
@@ -135,8 +134,8 @@ def _cached(name: str, n_envs: int) -> list[tuple[int, Path]]:
 def transitions(recording: Recording, start: int = 0, chunk: Frames | None = None) -> Iterator[Transition]:
     """Rebuild every transition, from step ``start`` on, exactly as SB3's off-policy algorithms store it.
 
-    Like SB3's image pipeline, this hands out channel-first views of channel-last memory: a copy into a buffer costs
-    what it costs in training. ``infos`` has only what buffers read, ``TimeLimit.truncated``.
+    Like SB3's image wrappers, this yields channels-first views of channels-last memory, so that copying them into a
+    buffer takes as long as in training. ``infos`` has only the key that buffers read, ``TimeLimit.truncated``.
     """
     frames = recording.frames(start, chunk)
     last_frames = iter(recording.last_frames[recording.dones[:start].sum() :])

@@ -1,4 +1,4 @@
-"""Markdown of what a run measured."""
+"""The results of a run as Markdown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REFERENCE = "sb3"
 
 
 def page(run: dict[str, Any], tables: Sequence[Table], pictures: dict[str, str]) -> str:
-    """The whole report. ``pictures`` are links to files, by the name of the table that they belong to."""
+    """The whole report. ``pictures`` maps the names of tables to links to their pictures."""
     parts = [f"# Benchmark results\n\n{_about(run)}"]
     for table in tables:
         parts.append(f"## {table.title}\n\n{markdown(table)}")

@@ -1,4 +1,4 @@
-"""What was measured, and what was not and why: the only things that a table is made of."""
+"""Tables of results. Each cell has a figure, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Absent:
-    """No figure, and the reason for it."""
+    """The reason why a cell has no figure."""
 
     reason: str
 
@@ -38,10 +38,10 @@ Cell = Figure | Absent
 
 @dataclass
 class Table:
-    """One part of a run: subjects down, quantities across."""
+    """One part of a run, with a row per subject and a column per quantity."""
 
     name: str
-    """Of the section, and of the data where there are several: ``replay-mspacman``."""
+    """The section, followed by the recording if the section has several, as in ``replay-mspacman``."""
     title: str
     columns: list[str]
     """What is measured, with its unit after a comma."""
@@ -61,7 +61,7 @@ class Table:
             self.put(subject, column, found)
 
     def cell(self, subject: str, column: str) -> Cell:
-        """The figure, or why there is none. A subject that failed on the way has only those from before."""
+        """The figure, or why there is none. A subject that failed keeps the figures from before."""
         found = self.rows.get(subject, {}).get(column)
         if found is not None:
             return found

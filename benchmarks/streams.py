@@ -1,4 +1,4 @@
-"""What a measurement plays: a recording, and how much of it for how many environments."""
+"""What a measurement plays: which recording, for how many steps and environments."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from benchmarks.subjects.base import Task
 
 @dataclass(frozen=True)
 class Stream:
+    """A recording, played for any number of steps and environments."""
+
     data: str
+    """The name of the recording."""
     steps: int
-    """Of each environment; a buffer for the stream holds all of them."""
+    """Steps of each environment. A buffer for the stream has room for all of them."""
     n_envs: int
     recorded_steps: int
     recorded_envs: int
@@ -26,14 +29,14 @@ class Stream:
 
     @cached_property
     def recording(self) -> Recording:
-        """The recording, which is made now if there is none."""
+        """The recording. If it is missing, it is made first."""
         return load_recording(self.data, self.recorded_steps, self.recorded_envs)
 
     def play(self, steps: int) -> Iterator[Transition]:
         return play_back(self.recording, steps, self.n_envs)
 
     def task(self, steps: int) -> Task:
-        """A buffer for so many steps of every environment."""
+        """Describe a buffer for ``steps`` steps of each environment."""
         return Task(
             capacity=steps * self.n_envs,
             n_envs=self.n_envs,

@@ -1,11 +1,11 @@
-"""What the library promises for each group of workloads, as factors of SB3's buffer in the same run."""
+"""The speed and memory that the library promises for each group of workloads, next to SB3's buffer in the same run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 PAUSE = 5_000.0
-"""Microseconds that no single ``add`` may exceed."""
+"""The longest that any ``add`` may take, in microseconds."""
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,10 @@ class Targets:
     most_bytes: float | None = None
     """For every workload of the group."""
     usual_bytes: float | None = None
-    """For so many of them, :attr:`usual_count`."""
+    """For :attr:`usual_count` of them."""
     usual_count: int = 0
     special_bytes: tuple[str, float] | None = None
-    """For one workload by name."""
+    """For one workload: its name and its limit."""
 
     def limit_of(self, name: str) -> float | None:
         """The bytes that the workload ``name`` may take."""

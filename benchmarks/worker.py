@@ -1,7 +1,7 @@
-"""A process that measures one subject: one request per line of its input, one answer per line of its output, in JSON.
+"""The process that measures one subject. It reads a JSON request per line, and writes a JSON answer per line.
 
-It may belong to another environment than the suite, so it imports nothing of this library: adapters do, where they are
-about it. Started by :mod:`benchmarks.workers`.
+It may run in another virtual environment than the suite, so it imports this library only in the adapter and in the
+requests that need it. :mod:`benchmarks.workers` starts it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ from benchmarks.subjects import Subject, library_of, make_subject
 from benchmarks.subjects.base import Array
 
 WARM_UP_STEPS = 600
-"""After so many, ``auto`` has chosen, and whatever is compiled or loaded on demand has been."""
+"""Steps of each environment before a measurement. By then, the early trials of ``auto`` are over, and code that is
+compiled or loaded on demand is ready."""
 SETTLE_STEPS = 50
+"""Steps that are played without a buffer, so that the memory that playback needs is allocated before it is measured."""
 
 
 @dataclass
 class Measurements:
-    """What can be asked for. Times are in microseconds unless they say otherwise."""
+    """The requests that a worker answers. Times are in microseconds unless stated otherwise."""
 
     subject: str
     stream: Stream = field(init=False)
@@ -46,34 +48,34 @@ class Measurements:
     memory_unused: int = field(init=False)
     memory_before: int = field(init=False)
     stored: Array = field(init=False)
-    """Checksums of the transitions that were added, as far as they are remembered."""
+    """Checksums of the transitions that were added with ``remember``."""
     n_stored: int = field(init=False)
     one_rollout: Callable[[], None] = field(init=False)
     model: Any = field(init=False)
     clock: Any = field(init=False)
 
     def load_library(self) -> str:
-        """Import the library, and say which version it is."""
+        """Import the library, and return its version."""
         return library_of(self.subject).load().version()
 
     def make(self, stream: dict[str, Any]) -> None:
-        """Make a buffer for all of a stream, after a smaller one has been used and dropped."""
+        """Create a buffer for a whole stream, after using and dropping a smaller one to warm up."""
         self.stream = Stream(**stream)
-        library_of("sb3").load()  # torch and SB3 are no cost of a buffer
+        library_of("sb3").load()  # the memory of torch and SB3 must not count
         self.memory_unused = resident_bytes()
         self._warm_up()
         self.playing = self.stream.play(1 + SETTLE_STEPS + 4 * self.stream.steps)
         next(self.playing)
-        # Written to before memory is looked at: it is not the buffer's.
+        # Allocated and written to before memory is measured, because it is not the buffer's.
         self.stored, self.n_stored = np.full(2 * self.stream.transitions, 1, dtype=np.uint32), 0
         give_back_memory()
-        for _ in islice(self.playing, SETTLE_STEPS):  # what playing itself needs is there again
+        for _ in islice(self.playing, SETTLE_STEPS):  # allocates again what playback needs
             pass
-        # Else Python looks through all of torch for garbage every now and then, which takes some milliseconds.
+        # Otherwise Python searches all objects of torch for garbage now and then, which takes some milliseconds.
         gc.freeze()
         self.memory_before = resident_bytes()
         self.buffer = make_subject(self.subject, self.stream.task(self.stream.steps))
-        np.random.seed(0)  # the same draws for all that draw as SB3 does
+        np.random.seed(0)  # the same batches from all buffers that draw like SB3
 
     def _warm_up(self) -> None:
         steps = min(WARM_UP_STEPS, self.stream.steps)
@@ -83,7 +85,7 @@ class Measurements:
         buffer.sample(32)
 
     def fill(self, steps: int, remember: bool = False) -> float:
-        """Add steps, and return the mean time of one: costs that come in bursts show in no other figure."""
+        """Add steps, and return the mean time of one. Codecs work in bursts, which a median would hide."""
         spent = 0.0
         for step in islice(self.playing, steps):
             began = time.perf_counter()
@@ -107,12 +109,12 @@ class Measurements:
         }
 
     def add_and_sample(self, batch_size: int, times: int) -> dict[str, list[float]]:
-        """What training does: one ``add`` and one ``sample``, and so on."""
+        """Alternate ``add`` and ``sample``, as training does, and return the time of each call."""
         added, sampled = [], []
         batch: Any = None
 
         def sample(batch_size: int) -> None:
-            # As in SB3's loops, the batch before is there until this one is, and is freed then.
+            # As in SB3's training loops, the previous batch is freed only when the new one exists.
             nonlocal batch
             batch = self.buffer.sample(batch_size)
 
@@ -122,14 +124,14 @@ class Measurements:
         return {"add": added, "sample": sampled}
 
     def fixed_cost(self) -> int:
-        """By how many bytes the first use of the library has grown the process, a buffer's contents not included."""
+        """Growth of resident memory by the first use of the library, without the contents of a buffer, in bytes."""
         return self.memory_before - self.memory_unused
 
     def usage(self) -> dict[str, Any] | None:
         return self.buffer.usage()
 
     def growth(self) -> int:
-        """By how many bytes the resident memory has grown since the buffer was made."""
+        """Growth of resident memory since the buffer was created, in bytes."""
         gc.collect()
         return resident_bytes() - self.memory_before
 
@@ -145,12 +147,12 @@ class Measurements:
         return spent
 
     def wrong_rows(self, batch_size: int) -> float:
-        """The share of a sample that is none of the transitions remembered."""
+        """The share of a batch that is none of the remembered transitions."""
         found = _fingerprints(*self.buffer.observations(self.buffer.sample(batch_size)))
         return float(np.mean(~np.isin(found, self.stored[: self.n_stored])))
 
     def save_and_load(self) -> dict[str, float]:
-        """Milliseconds, and the size in bytes."""
+        """The milliseconds to save and to load, and the size of the files in bytes."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "saved"
             began = time.perf_counter()
@@ -165,7 +167,7 @@ class Measurements:
         return {"save": 1e3 * (saved - began), "load": 1e3 * (loaded - before_load), "size": size}
 
     def make_rollouts(self, stream: dict[str, Any], epochs: int, batch_size: int) -> None:
-        """Make a rollout buffer, and use it until ``auto`` has chosen."""
+        """Create a rollout buffer, and use it until the early trials of ``auto`` are over."""
         from benchmarks.subjects.sb3 import Sb3Like
 
         self.stream = Stream(**stream)
@@ -177,7 +179,7 @@ class Measurements:
         self.rollouts(-(-WARM_UP_STEPS // self.stream.steps))
 
     def rollouts(self, times: int) -> list[float]:
-        """Milliseconds of filling the rollout buffer and reading it."""
+        """Milliseconds to fill the rollout buffer and to read it, for each time."""
         spent = []
         for _ in range(times):
             began = time.perf_counter()
@@ -197,7 +199,7 @@ class Measurements:
         self.clock = BufferClock(self.model)
 
     def train_on(self, steps: int) -> dict[str, float]:
-        """Train for some more steps. Returns seconds, those of them in the buffer, and how many steps they were."""
+        """Train for more steps. Return the seconds, the part of them spent in the buffer, and the number of steps."""
         before, began, in_buffer = self.model.num_timesteps, time.perf_counter(), self.clock.seconds
         self.model.learn(steps, reset_num_timesteps=before == 0)
         return {
@@ -207,16 +209,16 @@ class Measurements:
         }
 
     def network(self) -> str:
-        """A checksum of what was learnt."""
+        """A checksum of the trained network."""
         from sb3_extra_buffers.measure.training import hash_of
 
         return hash_of(self.model.policy)
 
 
 def _timed(function: Callable[[Any], Any], argument: Any) -> float:
-    """Microseconds of one call: the time on the clock or the CPU time of all threads, whichever is less.
+    """Microseconds of one call: wall time, or the CPU time of all threads if that is less.
 
-    When another process takes the core, it is not the buffer that pauses.
+    So it does not count when another process has the core.
     """
     cpu_began = time.process_time()
     began = time.perf_counter()
@@ -226,7 +228,7 @@ def _timed(function: Callable[[Any], Any], argument: Any) -> float:
 
 
 def _fingerprints(obs: Any, next_obs: Any) -> Array:
-    """A checksum of each row, of a part of its pixels."""
+    """A checksum of each row; for images, of every 15th pixel."""
     arrays = [
         part for values in (obs, next_obs) for part in (values.values() if isinstance(values, dict) else [values])
     ]
@@ -245,14 +247,14 @@ def resident_bytes() -> int:
 
 
 def give_back_memory() -> None:
-    """What was freed goes back to the system, so that using it again counts as growth."""
+    """Return freed memory to the system, so that using it again counts as growth."""
     gc.collect()
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)
 
 
 def main(subject: str) -> None:
-    # What libraries print goes with the errors: the output is for answers alone.
+    # Standard output carries only the answers. What libraries print goes to standard error.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     measurements = Measurements(subject)

@@ -1,4 +1,4 @@
-"""The suite's end of the line to :mod:`benchmarks.worker`: starts one process per subject and lets them take turns."""
+"""Start one process per subject, which runs :mod:`benchmarks.worker`, and send requests to them in turn."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 LIMIT_SECONDS = 900.0
 """The longest that one request may take."""
 REST_SECONDS = 0.02
-"""Between two turns: a subject's OpenMP threads keep a core busy for some milliseconds after its own turn."""
+"""Pause between two turns: OpenMP threads of a subject spin for some milliseconds after its turn."""
 
 
 class WorkerError(RuntimeError):
@@ -41,7 +41,7 @@ class Worker:
         self.subject = subject
         self.doing = "starting"
         peers = library_of(subject).peers
-        # On a disk, and removed from here: the system's folder may be memory, and a worker just ends.
+        # Not in /tmp, which may be in memory. Removed by this process, because workers are killed.
         CACHE.mkdir(exist_ok=True)
         self.scratch = tempfile.TemporaryDirectory(dir=CACHE)
         environment = {
@@ -51,7 +51,7 @@ class Worker:
             **(variables or {}),
         }
         if peers is not None:
-            environment.pop("PYTHONPATH", None)  # it may lead to this library
+            environment.pop("PYTHONPATH", None)  # it may contain this library
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # close() does
         self.process = subprocess.Popen(
             [str(python_for(peers)), "-m", "benchmarks.worker", subject],
@@ -66,7 +66,7 @@ class Worker:
     def send(self, do: str, **arguments: Any) -> None:
         assert self.process.stdin is not None
         self.doing = do
-        with contextlib.suppress(BrokenPipeError):  # receive() says why it ended
+        with contextlib.suppress(BrokenPipeError):  # receive() reports why the process ended
             self.process.stdin.write(json.dumps({"do": do, "with": arguments}) + "\n")
             self.process.stdin.flush()
 
@@ -83,7 +83,7 @@ class Worker:
             raise WorkerError(f"{self.subject}: the process ended ({status}) while {self.doing}\n{self._last_words()}")
         answer = json.loads(line)
         if "error" in answer:
-            # Results are published, and where a temporary folder was is nobody's business.
+            # Results are published, so leave out the path of the temporary folder.
             reason = answer["error"].replace(self.scratch.name, "...")
             raise WorkerError(f"{self.subject}: {self.doing} failed: {reason}")
         return answer["result"]
@@ -95,9 +95,9 @@ class Worker:
     def close(self) -> None:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.kill()  # nothing in it is worth waiting for
+        self.process.kill()  # it has nothing to save
         self.process.wait()
-        with contextlib.suppress(BrokenPipeError):  # of what it never read
+        with contextlib.suppress(BrokenPipeError):  # of requests that it never read
             self.process.stdin.close()
         self.process.stdout.close()
         self.errors.close()
@@ -124,13 +124,13 @@ class Workers:
             worker.close()
 
     def at_once(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """Ask all of them and wait: for what is not timed."""
+        """Send a request to all workers at once, and wait for the answers. For requests that are not timed."""
         for worker in self.workers:
             worker.send(do, **arguments)
         return self._collect(self.workers)
 
     def in_turn(self, rounds: int, do: str, **arguments: Any) -> dict[str, list[Any]]:
-        """Ask one after the other, ``rounds`` times, each time beginning with another one."""
+        """Send a request to one worker after the other, ``rounds`` times, each time starting with another worker."""
         found: dict[str, list[Any]] = {worker.subject: [] for worker in self.workers}
         for round_number in tqdm(range(rounds), f"{self.title}: {do}", leave=False, disable=None):
             first = round_number % max(len(self.workers), 1)

@@ -26,7 +26,7 @@ from sb3_extra_buffers.training_utils.callbacks import BufferStatsCallback
 from sb3_extra_buffers.training_utils.eval_model import eval_model
 
 WITHOUT_BUFFERS = {"replay_buffer_class": DummyCls, "rollout_buffer_class": DummyCls}
-"""``custom_objects`` to load a model that only plays: no memory is allocated for its buffer."""
+"""``custom_objects`` for loading a model that only plays, so that its buffer takes no memory."""
 
 
 def arguments(description: str | None, steps: int | None = None, n_envs: int = 8) -> argparse.ArgumentParser:

@@ -26,7 +26,7 @@ STAY, LEFT, RIGHT = range(3)
 _PADDLE_START = (SIZE - PADDLE_WIDTH) // 2
 _SERVE_Y = 42
 _SPEED = 3
-"""Vertical speed of the ball, in pixels per step. At most a brick's height, so that the ball cannot skip a brick."""
+"""Vertical speed of the ball, in pixels per step. At most the height of a brick, so that the ball cannot skip one."""
 
 _STATE = ("_keys", "_episodes", "_steps", "_bricks", "_paddle", "_x", "_y", "_speed_x", "_speed_y", "_stack")
 
@@ -189,7 +189,7 @@ class DeviceBreakout:
         return x, th.full_like(x, _SERVE_Y), speed_x, th.full_like(x, _SPEED)
 
     def _frames(self) -> th.Tensor:
-        """``uint8``, (environments, 84, 84)."""
+        """Draw the current frames: ``uint8``, (environments, 84, 84)."""
         bricks = self._bricks.view(-1, ROWS, 1, COLUMNS, 1).expand(-1, -1, BRICK_HEIGHT, -1, BRICK_WIDTH)
         frames = th.zeros((self.num_envs, SIZE, SIZE), dtype=th.uint8, device=self.device)
         frames[:, BRICKS_Y : BRICKS_Y + ROWS * BRICK_HEIGHT] = (

@@ -50,7 +50,7 @@ REPLACEMENTS = {
 """Module → original class → our class."""
 
 Outcomes = dict[str, tuple[str, str]]
-"""For each test: passed, skipped or failed, and the error message."""
+"""Test → its status (passed, skipped or failed) and the error message."""
 
 
 def pytest_configure() -> None:

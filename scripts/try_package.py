@@ -15,7 +15,7 @@ from stable_baselines3 import DQN, PPO
 
 from sb3_extra_buffers.compressed import CompressedReplayBuffer, CompressedRolloutBuffer
 
-# Modules that must be importable with each extra.
+# Modules that must be importable after installing each extra.
 MODULES = {
     "atari": ["ale_py", "cv2", "sb3_extra_buffers.training_utils.atari"],
     "contrib": ["sb3_contrib", "sb3_extra_buffers.compressed.maskable_buffer"],

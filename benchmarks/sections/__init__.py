@@ -1,1 +1,1 @@
-"""The parts of a run: each module measures one kind of thing and returns a table."""
+"""The sections of a run. Each module measures one topic and returns tables."""

@@ -1,4 +1,4 @@
-"""Replay buffers on one kind of data: memory, and the time of ``add`` and ``sample``."""
+"""Replay buffers on one recording: memory, and the time of ``add`` and ``sample``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from benchmarks.streams import Stream
 from benchmarks.workers import Workers
 
 BATCHES = {32: 8, 256: 3, 1024: 1}
-"""Batch sizes, and how many are drawn in one turn."""
+"""Batch size → number of batches that are drawn in one turn."""
 GROWN_STEPS = 600
-"""Methods have been chosen and frames have been recognised after so many: from here on, memory grows evenly."""
+"""Steps after which the growth of memory is measured. By then, the frame stack has been detected, and the early trials
+of ``auto`` are over."""
 CHECKED_ROWS = 512
+"""Size of the batch in which every transition must be one that was stored."""
 
 BYTES, FIXED, PAYLOAD = "memory, bytes per transition", "fixed, MB", "payload, bytes per frame"
 ADD, ADD_AGAIN = "add, µs", "overwrite, µs"
@@ -39,7 +41,7 @@ def measure(plan: Plan, name: str) -> Table:
 
 
 def _fill(workers: Workers, stream: Stream, rounds: int, table: Table) -> None:
-    """Fill the buffers and overwrite everything once."""
+    """Fill the buffers, overwrite everything once, and enter times and memory."""
     made = workers.at_once("growth")
     steps = stream.steps // rounds
     early = -(-max(GROWN_STEPS, stream.steps // 4) // steps)

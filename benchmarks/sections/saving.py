@@ -1,4 +1,4 @@
-"""Saving a full buffer to a disk and loading it."""
+"""Saving a full buffer to disk and loading it."""
 
 from __future__ import annotations
 

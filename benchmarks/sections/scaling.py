@@ -1,4 +1,4 @@
-"""MsPacman in buffers of growing size, and from growing numbers of environments."""
+"""MsPacman in larger and larger buffers, and with more and more environments."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from benchmarks.workers import Worker, WorkerError, Workers
 RECORDED_ENVS = 4
 BATCH_SIZE = 256
 SPARE_MEMORY = 0.8
-"""The share of the memory available that a subject may use."""
+"""The share of the available memory that a subject may use."""
 
 
 def measure_sizes(plan: Plan) -> Table:
-    """One subject at a time, so that one has the machine's memory for itself.
+    """Measure one subject at a time, so that each has the memory of the machine to itself.
 
-    What a subject needs for a size is foretold from the size before. Where that is more memory than there is, or more
-    time than the plan allows, the cells say so.
+    Memory and time of a size are extrapolated from the size before. A size that would need more memory than is
+    available, or more time than the plan allows, is skipped, and its cells say why.
     """
     columns = [f"{what} at {size:,}" for size in plan.sizes for what in ("memory, MB", "sample(256), µs")]
     table = Table("sizes", "From small to large: MsPacman", columns)
@@ -70,7 +70,7 @@ def _too_much(memory: float, seconds: float, limit: float) -> str | None:
 
 
 def measure_envs(plan: Plan) -> Table:
-    """The same number of transitions from more and more environments."""
+    """Measure the same number of transitions from more and more environments."""
     columns = [
         f"{what} of {count}" for count in plan.env_counts for what in ("add, µs per transition", "sample(256), µs")
     ]

@@ -16,8 +16,8 @@ from benchmarks.results import Absent, Table
 from benchmarks.workers import Workers
 
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
-"""Environment variables. Without them, chance decides how often torch's memory goes back to the system, and so how fast
-a training is, whatever its buffer."""
+"""Environment variables that let glibc keep freed memory. Otherwise, chance decides how often it returns torch's memory
+to the system, and page faults slow down training, whatever the buffer."""
 
 
 def measure(plan: Plan) -> Table:
@@ -27,7 +27,7 @@ def measure(plan: Plan) -> Table:
         found: dict[str, list[float]] = {subject: [] for subject in plan.training_subjects}
         networks = set()
         for round_number in tqdm(range(plan.training_rounds), algorithm, leave=False, disable=None):
-            # A training process is used once: what it learns depends on all that came before.
+            # Each process trains only once, so that nothing from an earlier training affects the networks.
             order = plan.training_subjects[:: 1 if round_number % 2 == 0 else -1]
             with Workers(order, algorithm, KEEP_MEMORY) as workers:
                 for subject, runs in workers.in_turn(1, "train", algorithm=algorithm, steps=count).items():
@@ -42,7 +42,7 @@ def measure(plan: Plan) -> Table:
 
 
 def train(algorithm: str, subject: str, steps: int) -> dict[str, Any]:
-    """Train in this process; the first tenth, in which code is compiled and a method chosen, is not counted."""
+    """Train in this process. A short warm-up, in which kernels are compiled, is not timed."""
     from sb3_extra_buffers.measure.training import hash_of
 
     model = make_model(algorithm, compressed=subject != "sb3")
@@ -55,7 +55,7 @@ def train(algorithm: str, subject: str, steps: int) -> dict[str, Any]:
 
 
 class BufferClock:
-    """The seconds that a model spends in its buffer's methods."""
+    """Counts the seconds that a model spends in the methods of its buffer."""
 
     def __init__(self, model: BaseAlgorithm) -> None:
         self.seconds = 0.0
@@ -89,7 +89,7 @@ class BufferClock:
 
 
 def make_model(algorithm: str, compressed: bool) -> BaseAlgorithm:
-    # Imported here: the section itself is also read where another library of the same name is installed.
+    # Imported here: this module is also imported where version 0.5, with the same import name, is installed.
     from sb3_extra_buffers.compressed import CompressedReplayBuffer, CompressedRolloutBuffer
 
     common: dict[str, Any] = {"seed": 0, "device": "cpu"}

@@ -1,1 +1,1 @@
-"""Questions of their own, each answered by one program: python -m benchmarks.studies.NAME."""
+"""Programs that each answer one question. Run one with ``python -m benchmarks.studies.NAME``."""

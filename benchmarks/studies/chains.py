@@ -1,4 +1,4 @@
-"""How long should a chain of ``delta`` be? Memory and time of a batch for several lengths.
+"""How many frames should ``delta`` store per record? Memory and sampling time for several lengths.
 
 python -m benchmarks.studies.chains --names mspacman,pong,breakout
 """
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def make_buffer(recording: Recording, length: int) -> CompressedReplayBuffer:
-    """A buffer that holds the whole recording."""
+    """Create a buffer that holds the whole recording."""
     buffer = CompressedReplayBuffer(
         recording.steps * recording.n_envs,
         recording.observation_space,

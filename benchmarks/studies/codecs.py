@@ -1,11 +1,11 @@
-"""What codecs need for recorded frames: bytes, time to encode a frame, time to read an observation.
+"""What each codec costs on recorded frames: bytes, time to encode a frame, time to read an observation.
 
     python -m benchmarks.studies.codecs                                    # about two minutes on a quiet core
     python -m benchmarks.studies.codecs --names mspacman,rgb --steps 500
 
-Encoding and reading run in one thread. Observations are read in batches of 32, each with its successor, as ``sample``
-does. ``sb3`` indexes an array of all observations and copies the result to a tensor, as SB3's buffer does. Times are
-10th percentiles, because other processes only ever add to them.
+Encoding and reading run in one thread. Observations are read in batches of 32, each with its next observation, as
+``sample`` does. ``sb3`` indexes an array of all observations and copies the result to a tensor, as SB3's buffer does.
+Times are 10th percentiles, because other processes only ever add to them.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def percentile(seconds: list[float]) -> float:
 
 
 def timed(codec: Codec) -> tuple[Codec, list[float]]:
-    """The codec, and the seconds per frame of each call of its ``encode``."""
+    """Return the codec, and a list that collects the seconds per frame of each call of its ``encode``."""
     encode, times = codec.encode, []
 
     def measured(records: npt.NDArray[np.uint8], lanes: Indices) -> Encoded:
@@ -96,7 +96,7 @@ def fill(codec: Codec, layout: StackLayout, steps: npt.NDArray[Any]) -> FrameSto
 
 
 def reads_of(store: FrameStore) -> list[float]:
-    """Seconds per observation, of batches at random places."""
+    """Seconds per observation, for each of many random batches."""
     layout, random = store.layout, np.random.default_rng(0)
     outs = [np.empty((BATCH_SIZE, layout.stack, layout.frame.nbytes), dtype=np.uint8) for _ in range(2)]
     calls = []
@@ -109,7 +109,7 @@ def reads_of(store: FrameStore) -> list[float]:
 
 def reads_of_sb3(steps: npt.NDArray[Any]) -> list[float]:
     random = np.random.default_rng(0)
-    following = steps[1:].copy()  # SB3's buffer has next observations in an array of their own
+    following = steps[1:].copy()  # SB3's buffer has a second array for next observations
 
     def read(slots: Indices, envs: Indices) -> None:
         for array in (steps, following):

@@ -1,10 +1,10 @@
-"""Does learning from collectors take more gradient steps than SB3's own loop, and which option decides?
+"""Does learning from collectors take more gradient steps than SB3's own loop, and which option matters?
 
     python -m benchmarks.studies.collector_learning [--seeds 5]
 
 DQN plays Catch, a small image environment, until the mean return of the last 100 episodes is 0.6. SB3's DQN has one
-process with 4 environments. The others have 2 collectors with 4 each, in this process, so that every run can be
-repeated: they send as many segments ahead as a fast collector would.
+process with 4 environments. The others have 2 collectors with 4 environments each, all in this process, so that runs
+are reproducible: they send as many segments ahead as a fast collector would.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 class Catch(gym.Env[Any, Any]):
-    """A ball falls, and a paddle has to be below it: +1 if it is, -1 if not."""
+    """A ball falls, and a paddle has to catch it: +1 if it does, -1 if not."""
 
     observation_space = gym.spaces.Box(0, 255, (SIZE, SIZE), np.uint8)
     action_space = gym.spaces.Discrete(3)
@@ -59,7 +59,7 @@ class Catch(gym.Env[Any, Any]):
 
 
 class UntilGoal(BaseCallback):
-    """Ends the training when the mean return of recent episodes is good enough."""
+    """Ends training when the mean return of the last 100 episodes reaches the goal."""
 
     def _on_step(self) -> bool:
         recent = [episode["r"] for episode in self.model.ep_info_buffer or ()]

@@ -2,10 +2,10 @@
 
     python -m benchmarks.studies.first_use
 
-Resident memory and CPU time after each step of a fresh process that adds images to a replay buffer and samples. Once
-with an empty cache, where numba compiles all kernels, and once with the cache that this leaves. Then the same with
-vectors, which need no kernels, and with SB3's buffer. Pages of a file are shared by all processes that use it, and the
-system can drop them.
+A fresh process adds images to a replay buffer and samples. Resident memory and CPU time are printed after each step:
+first with an empty cache, so that numba compiles all kernels, then with the cache that the first run has filled. Then
+the same with vectors, which need no kernels, and with SB3's buffer. File-backed pages are shared by all processes that
+use the file, and the system can drop them.
 """
 
 from __future__ import annotations

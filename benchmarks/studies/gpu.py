@@ -1,13 +1,12 @@
-"""Buffers on a GPU next to SB3's in host memory, on a recording of MsPacman.
+"""Compare buffers on a GPU with SB3's buffer in host memory, on a recording of MsPacman.
 
     python -m benchmarks.studies.gpu --json results.json
 
-All buffers take turns, so that they see the same machine. Times are wall times through SB3's interface. Those with
-``sample`` include the wait for the device. "kernel" is the device's time for rebuilding a batch alone. "dense index" is
-not a buffer: it takes rows from two tensors on the device, which is the least that any buffer there has to do. Subjects
-that end in "from device" get observations that are on the device already. "delta x2" has two frames in a record
-instead of three. ``zstd`` is kept in host memory, and without
-a GPU, ``--device cpu`` has everything there.
+All buffers take turns, so that they see the same machine load. Times are wall times through SB3's interface. Those with
+``sample`` include the wait for the device. "kernel" is the device's time alone to rebuild a batch. "dense index" is not
+a buffer: it indexes two tensors on the device, which is the least that any buffer there has to do. Subjects that end in
+"from device" get observations that are on the device already. "delta x2" has two frames per record instead of three.
+``zstd`` keeps observations in host memory. Without a GPU, ``--device cpu`` keeps everything there.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ METHODS = ("delta", "delta from device", "rle", "none")
 BATCH_SIZES = (32, 256)
 ROLLOUT_STEPS, ROLLOUT_ENVS, EPOCHS = 128, 64, 4
 RECORDED_STEPS = 8_192
-"""Of 4 environments; they are played again and again."""
+"""Steps of each of 4 environments. They are played repeatedly."""
 FEWER_STEPS = 3_000
-"""The most steps of buffers whose speed does not depend on how much is stored."""
+"""The most steps in buffers whose speed does not depend on how much they store."""
 TURN = 20
-"""How many times one buffer is measured before it is the turn of the next."""
+"""How many times one buffer is measured before the next one's turn."""
 WARM_UP = 300
-"""Steps that are not counted, in which kernels are compiled and a buffer finds out how frames are stacked."""
+"""Steps that do not count, in which kernels are compiled and a buffer detects the frame stack."""
 
 Results = dict[str, dict[str, float]]
 
@@ -75,7 +74,7 @@ def main() -> None:
         for name in (SB3, DENSE, *arguments.methods.split(","))
     ]
     gc.collect()
-    gc.freeze()  # what was imported need not be searched for garbage again and again
+    gc.freeze()  # the garbage collector need not search what was imported
     measure_add(subjects, recording, device)
     measure_sample(subjects, arguments.repeats)
     measure_both(subjects, recording, device, arguments.repeats)
@@ -119,7 +118,7 @@ class Subject:
             )  # fmt: skip
 
     def time(self, what: str, *work: Any, wait: bool = True) -> None:
-        """Call functions one after the other, and note how long all of them take."""
+        """Call functions one after the other, and record how long all of them take."""
         began = time.perf_counter()
         for call in work:
             call()
@@ -145,7 +144,7 @@ class Subject:
 
 
 class Dense:
-    """Rows of two tensors at places that the host draws, as SB3 does."""
+    """Two tensors on the device, indexed with rows that the host draws, as SB3 does."""
 
     def __init__(self, steps: int, n_envs: int, row_bytes: int, device: th.device) -> None:
         self._sizes = steps, n_envs
@@ -160,7 +159,7 @@ class Dense:
 
 
 def measure_add(subjects: list[Subject], recording: Recording, device: th.device) -> None:
-    """Fill all buffers. This does not wait for the device, as training does not."""
+    """Fill all buffers. Like training, this does not wait for the device."""
     adding = [subject for subject in subjects if subject.name != DENSE]
     most = max(subject.steps for subject in adding)
     for step, transition in enumerate(tqdm(islice(again(recording), most), total=most, unit="step", mininterval=5)):
@@ -187,7 +186,7 @@ def measure_sample(subjects: list[Subject], repeats: int) -> None:
 
 
 def measure_both(subjects: list[Subject], recording: Recording, device: th.device, repeats: int) -> None:
-    """What an ``add`` and a ``sample`` cost together, as in the training of DQN."""
+    """Time an ``add`` and a ``sample`` together, as in training DQN."""
     played = again(recording)
     for batch_size in BATCH_SIZES:
         for turn in range(1 + repeats // TURN):
@@ -203,7 +202,7 @@ def measure_both(subjects: list[Subject], recording: Recording, device: th.devic
 
 
 def measure_rollout(name: str, recording: Recording, device: th.device) -> float:
-    """Microseconds for four epochs of batches of a rollout, which is filled before."""
+    """Microseconds to read a rollout for four epochs. Filling it does not count."""
     space, actions = recording.observation_space, spaces.Discrete(9)
     kind = RolloutBuffer if name == SB3 else GpuRolloutBuffer
     buffer = kind(ROLLOUT_STEPS, space, actions, device, n_envs=ROLLOUT_ENVS)
@@ -223,7 +222,7 @@ def measure_rollout(name: str, recording: Recording, device: th.device) -> float
 
 
 def measure_growth(gib: float, device: th.device) -> dict[str, float]:
-    """How much of the GPU's memory a buffer takes while it grows, against what it stores: noise."""
+    """The GPU memory of a growing buffer, relative to the bytes it stores. It stores noise, which does not compress."""
     gc.collect()
     th.cuda.empty_cache()
     n_envs, shape = 256, (4, 84, 84)
@@ -255,13 +254,13 @@ def measure_growth(gib: float, device: th.device) -> dict[str, float]:
 
 
 def again(recording: Recording) -> Iterator[Transition]:
-    """The recording over and over."""
+    """Play the recording in an endless loop."""
     while True:
         yield from transitions(recording)
 
 
 def _many_environments(recording: Recording) -> Iterator[Any]:
-    """The steps of a rollout with more environments than were recorded: later parts of the recording are put beside."""
+    """Observations of more environments than were recorded: later parts of the recording act as the others."""
     copies = ROLLOUT_ENVS // recording.n_envs
     seen = [transition.obs for transition in islice(transitions(recording), ROLLOUT_STEPS * copies)]
     for step in range(ROLLOUT_STEPS):
@@ -270,7 +269,7 @@ def _many_environments(recording: Recording) -> Iterator[Any]:
 
 
 def to_device(transition: Transition, device: th.device) -> Any:
-    """The same with observations as an environment on the device would give them."""
+    """The transition, with its observations on the device."""
     obs, next_obs, *rest = transition
     found = [upload(np.ascontiguousarray(part), device) for part in (obs, next_obs)]
     _synchronize(device)
@@ -278,7 +277,7 @@ def to_device(transition: Transition, device: th.device) -> Any:
 
 
 def kernel_time(buffer: GpuReplayBuffer, store: PackedObservationStore, batch_size: int = 256, n: int = 20) -> float:
-    """Microseconds that the device takes to rebuild a batch, of many in a graph, so that launches cost nothing."""
+    """Microseconds of device time to rebuild a batch. A CUDA graph of many batches hides the cost of launches."""
     frames = store.device_frames
     assert frames is not None
     rng = np.random.default_rng(0)

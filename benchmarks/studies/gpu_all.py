@@ -1,4 +1,4 @@
-"""All tests and studies of the GPU buffers in one call, with what they print and a table of what was promised.
+"""Run all tests and studies of the GPU buffers, save what they print, and compare the results with the goals.
 
 python -m benchmarks.studies.gpu_all --folder benchmarks/results/gpu_h200
 """
@@ -25,11 +25,11 @@ TESTS = [
     "-p",
     "no:benchmark",
 ]
-"""Tests without CUDA run everywhere else."""
+"""Only the tests that need a GPU. All others run on machines without one."""
 
 
 class Goal(NamedTuple):
-    """A figure that was promised."""
+    """A promised bound on a measured figure."""
 
     name: str
     study: str
@@ -113,7 +113,7 @@ def run(name: str, command: list[str], folder: Path) -> bool:
 
 
 def goals(folder: Path) -> str:
-    """What was promised and what was measured, as far as the studies have run."""
+    """A table of what was promised and what was measured, for the studies that have run."""
     lines = ["| | promised | measured | |", "|---|---|---|---|"]
     for goal in GOALS:
         path = folder / f"{goal.study}.json"

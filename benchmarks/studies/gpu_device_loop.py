@@ -2,7 +2,7 @@
 
     python -m benchmarks.studies.gpu_device_loop --json results.json
 
-Models take turns, and get the same random numbers. Their weights must be equal in the end, to the last bit.
+Models take turns, and get the same random numbers. In the end, their weights must be bit-identical.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def environment_alone(arguments: argparse.Namespace, n: int = 200) -> float:
 
 
 def measure(arguments: argparse.Namespace, n_epochs: int) -> dict[str, float]:
-    """Steps of one environment per second with each loop, the share of collecting, and whether weights are the same."""
+    """Steps per second with each loop, in total and while collecting, and whether the weights are identical."""
     models = {}
     for name, (algorithm, options) in MODELS.items():
         env = DeviceVecEnv(make_env(arguments))
@@ -103,7 +103,7 @@ def measure(arguments: argparse.Namespace, n_epochs: int) -> dict[str, float]:
 
 
 def collect_timed(model: Any, device: str) -> None:
-    """Let a model note how long it collects."""
+    """Let a model record how long it collects."""
     collect = model.collect_rollouts
 
     def timed(*args: Any, **kwargs: Any) -> Any:

@@ -2,9 +2,9 @@
 
     python -m benchmarks.studies.gpu_exactness --minutes 4 --seed 0
 
-First DQN and PPO are trained twice with SB3's buffers, which shows that the device gives the same weights for the same
-run, and once with ours. Then pairs of buffers, SB3's and ours, get the same transitions and rollouts until the time is
-up, and everything that is read from both is compared. A failure can be repeated with the seed that is printed.
+First, DQN and PPO are trained twice with SB3's buffers, to show that training on the device is reproducible, and once
+with ours. Then pairs of buffers, SB3's and ours, get the same transitions and rollouts until the time is up, and all
+that is read from them is compared. To repeat a failure, run it again with the same seed.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ GAMES = ("MsPacmanNoFrameskip-v4", "EnduroNoFrameskip-v4", "SeaquestNoFrameskip-
 METHODS = ("delta", "rle", "zstd", "none", "auto")
 N_ENVS = 4
 SCENE_STEPS = 150
-"""After so many steps of a game, another one follows, so that references must be renewed."""
+"""The most steps of one game in a row. Then another game follows, so that reference frames must be renewed."""
 IMAGE = spaces.Box(0, 255, (4, 84, 84), np.uint8)
 DICT = spaces.Dict({"image": IMAGE, "numbers": spaces.Box(-np.inf, np.inf, (5,), np.float32)})
 ACTIONS = spaces.Discrete(9)
 _WHOSE = (False, False, True)
-"""Whether the buffers of the three runs are ours."""
+"""Whether each of the three runs uses our buffers."""
 
 
 class Case(NamedTuple):
@@ -145,7 +145,7 @@ def compare_histories(arguments: argparse.Namespace) -> bool:
 
 
 def record(game: str, seed: int) -> list[tuple[Any, ...]]:
-    """Some hundred steps of a game, as SB3 hands them to a replay buffer."""
+    """Play some hundred steps of a game, and return them as SB3 passes them to a replay buffer."""
     env = make_env(game, N_ENVS, vec_env_cls=DummyVecEnv, seed=seed)
     rng, steps, obs = np.random.default_rng(seed), [], env.reset()
     for _ in range(3 * SCENE_STEPS):
@@ -159,7 +159,7 @@ def record(game: str, seed: int) -> list[tuple[Any, ...]]:
 
 
 def history(recorded: list[list[tuple[Any, ...]]], rng: np.random.Generator) -> Iterator[tuple[Any, ...]]:
-    """Scenes of all games, without end; some steps are of zeros, or come twice."""
+    """Yield scenes of all games endlessly. Some observations are all zeros, and some steps come twice."""
     while True:
         game = recorded[rng.integers(len(recorded))]
         begin = int(rng.integers(len(game) - SCENE_STEPS))
@@ -228,7 +228,7 @@ def play_rollouts(
 
 
 def same(expected: Any, found: Any) -> bool:
-    """Equal to the last bit, all the way down."""
+    """Whether nested dicts and tuples of tensors are equal, bit for bit."""
     if isinstance(expected, dict):
         return all(same(part, found[key]) for key, part in expected.items())
     if isinstance(expected, tuple):

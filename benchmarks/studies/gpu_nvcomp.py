@@ -1,4 +1,4 @@
-"""What ``zstd`` on the GPU would cost: frames of MsPacman, compressed and decompressed there by NVIDIA's nvCOMP.
+"""What would ``zstd`` on the GPU cost? NVIDIA's nvCOMP compresses and decompresses frames of MsPacman there.
 
     pip install nvidia-libnvcomp-cu13
     python -m benchmarks.studies.gpu_nvcomp
@@ -78,7 +78,7 @@ def installed_library() -> Path:
 
 
 def temporary_memory(library: Any, name: str, stream: Any) -> tuple[Any, Any, th.Tensor]:
-    """Its address and size, and the memory itself."""
+    """Allocate temporary memory, and return its address, its size and the tensor that owns it."""
     needed = _size()
     sizes = _size(N_FRAMES), _size(FRAME_BYTES), Options(), ctypes.byref(needed), _size(N_FRAMES * FRAME_BYTES)
     getattr(library, f"nvcompBatchedZstd{name}GetTempSize")(*sizes, stream)
@@ -95,7 +95,7 @@ def row_addresses(tensor: th.Tensor) -> th.Tensor:
 
 
 def device_time(work: Callable[[], int], repeats: int = 20) -> float:
-    """Microseconds."""
+    """Microseconds of device time of one call."""
     assert work() == 0, "nvCOMP refuses to"
     begin, end = (th.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     begin.record()

@@ -2,9 +2,9 @@
 
     python -m benchmarks.studies.gpu_training --json results.json
 
-The environments replay frames of MsPacman at no cost. Models take turns, so that all of them see the same machine, and
-get the same random numbers: their weights must be equal in the end, to the last bit. DQN is also trained without a
-buffer, on the same batch again and again: no buffer can make it faster than that.
+The environments replay frames of MsPacman, which takes almost no time. Models take turns, so that all of them see the
+same machine load, and get the same random numbers: in the end, their weights must be bit-identical. DQN is also trained
+without a buffer, on the same batch again and again: no buffer can make it faster than that.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from sb3_extra_buffers.gpu_buffers import GpuReplayBuffer, GpuRolloutBuffer
 from sb3_extra_buffers.measure.training import hash_of
 
 FRAMES = 600
-"""Steps that are replayed, over and over."""
+"""Steps that the environments replay in a loop."""
 BUFFER_SIZE, LEARNING_STARTS = 40_000, 10
 
 
@@ -44,7 +44,7 @@ class Case(NamedTuple):
     algorithm: Any
     n_envs: int
     steps: int
-    """Of all environments, in one turn."""
+    """Steps of each environment in one turn."""
     options: dict[str, Any]
 
 
@@ -57,7 +57,7 @@ CASES = (
 
 
 class SameBatch(ReplayBuffer):
-    """Takes no time: it keeps the first steps, and every batch is the first one."""
+    """Takes almost no time: it stores only the first steps, and every batch is the first one."""
 
     batch: Any = None
 
@@ -78,10 +78,10 @@ CLASSES: dict[Any, dict[str, Any]] = {
 
 
 class Replayed(VecEnv):
-    """Recorded transitions, whatever the actions are."""
+    """Plays recorded transitions, whatever the actions are."""
 
     def __init__(self, recording: Recording, seen: Sequence[Transition]) -> None:
-        # Every model draws from a space of its own.
+        # Every model draws random actions from its own copy of the space.
         super().__init__(len(seen[0].done), recording.observation_space, copy.deepcopy(recording.action_space))
         self._seen = seen
         self._at = 0
@@ -131,11 +131,11 @@ def main() -> None:
 
 
 def measure(case: Case, recording: Recording, device: str, turns: int) -> dict[str, float]:
-    """Steps of one environment per second with each buffer, and whether all weights are the same."""
+    """Steps per second with each buffer, and whether all weights are identical."""
     seen = list(islice(play_back(recording, FRAMES, case.n_envs), FRAMES))
     models = {name: make(case, Replayed(recording, seen), cls, device) for name, cls in CLASSES[case.algorithm].items()}
     rates: dict[str, list[float]] = {name: [] for name in models}
-    for turn in range(turns + 2):  # the first ones compile, and fill buffers
+    for turn in range(turns + 2):  # the first two compile kernels and fill buffers
         names = list(models)
         first = turn % len(names)
         for name in names[first:] + names[:first]:
@@ -147,7 +147,7 @@ def measure(case: Case, recording: Recording, device: str, turns: int) -> dict[s
             th.cuda.synchronize()
             rates[name].append(case.steps * case.n_envs / (time.perf_counter() - began))
     found = {f"{name}, steps/s": statistics.median(own[2:]) for name, own in rates.items()}
-    # Turn by turn, because the speed of the machine changes.
+    # The ratio of each turn, because the speed of the machine changes.
     for name in list(models)[1:]:
         found[f"{name} / SB3"] = statistics.median(np.divide(rates[name], rates["SB3"])[2:].tolist())
     trained = {hash_of(model.policy) for name, model in models.items() if name != "no buffer"}

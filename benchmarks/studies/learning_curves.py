@@ -2,8 +2,8 @@
 
     python -m benchmarks.studies.learning_curves
 
-Settings are those of RL Zoo. With the same seed, every episode must have the same return and the networks must end
-equal, bit for bit: the curves lie on each other. `python -m benchmarks.front_page` draws them.
+The hyperparameters are those of RL Zoo. With the same seed, every episode must have the same return, and the trained
+networks must be bit-identical, so the curves coincide. `python -m benchmarks.front_page` draws them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Training(NamedTuple):
     n_envs: int
     steps: int
     arguments: dict[str, Any]
-    """Of both trainings."""
+    """Arguments of both training runs."""
     ours: dict[str, Any]
-    """Of the one with a compressed buffer: what a user would change."""
+    """Additional arguments for the compressed buffer: what a user would change."""
 
 
 TRAININGS = {
@@ -57,7 +57,7 @@ TRAININGS = {
 
 
 class Returns(BaseCallback):
-    """Notes the return of each episode, and the step at which it ended."""
+    """Records the return of each episode, and the step at which it ended."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -2,15 +2,15 @@
 
     python -m benchmarks.studies.many_collectors
 
-Measured: bytes of a transition on the wire, the time to ingest a segment, the time to publish weights, what Ray takes
-for a call and for asking about all calls, how fast a collector is, and the time of a gradient step.
+Measured: bytes of a transition on the wire, the time to ingest a segment, the time to publish weights, the time that
+Ray takes for a call and for polling all calls, the speed of a collector, and the time of a gradient step.
 
 Assumed: the learner's network has 10 Gb/s in each direction, and a message takes 0.2 ms. There are 16 collectors on a
 machine, each on a CPU as fast as ours. New weights go to every machine once, all from the learner. The time for a
 segment varies by a fifth (log-normal). Collectors use the default options. Nothing fails.
 
 Three learners: SB3's DQN with its default ratio of training to collecting, on this CPU; one with the ratio and speed of
-Ape-X (batches of 512, 19 per second, https://arxiv.org/abs/1803.00933); and one that only takes in.
+Ape-X (batches of 512, 19 per second, https://arxiv.org/abs/1803.00933); and one that only ingests.
 """
 
 from __future__ import annotations
@@ -51,26 +51,26 @@ COUNTS = (1, 10, 100, 300, 1_000)
 
 @dataclass
 class Measured:
-    """Seconds, unless it says otherwise."""
+    """What was measured, in seconds unless stated otherwise."""
 
     bytes_per_transition: float
     ingest: float
-    """A segment."""
+    """To ingest a segment."""
     weights: int
-    """Bytes."""
+    """Bytes of all weights."""
     publish: float
     call: float
     """To submit a request and to get its result, at the learner."""
     poll: float
-    """To ask which of 2,000 requests are done."""
+    """To ask Ray which of 2,000 requests are done."""
     collect: float
-    """A segment, at the collector."""
+    """To collect a segment, at the collector."""
     gradient: float
-    """A batch of 32, on this CPU."""
+    """A gradient step with a batch of 32, on this CPU."""
 
 
 def fastest(function: Callable[[], Any], repeats: int) -> float:
-    """The 10th percentile: the machine may be busy."""
+    """The 10th percentile of the times, because the machine may be busy."""
     times = []
     for _ in range(repeats):
         began = time.perf_counter()
@@ -137,7 +137,7 @@ class Simulation:
     def __init__(self, measured: Measured, n: int, gradient: float, transitions: float) -> None:
         self.measured, self.n = measured, n
         self.gradient, self.transitions = gradient, transitions
-        """The time of a gradient step, and the transitions that are consumed for each."""
+        """The seconds of a gradient step, and the transitions that are consumed for each."""
         self.rng = np.random.default_rng(0)
         self.now = self.waited = self.took_in = self.published = 0.0
         self.updates = self.n_segments = self.bytes_out = 0
@@ -147,10 +147,11 @@ class Simulation:
         self.version_at = [0]
         """The number of gradient steps at each version of the weights."""
         self.done: list[tuple[float, int, int]] = []
-        """Segments that leave their collectors: when, which collector, and with which version."""
+        """A heap of segments: when each leaves its collector, which collector, and the version of its weights."""
         self.arrived: deque[tuple[float, int, int]] = deque()
+        """The same for segments on the learner's link, with the time at which they arrive."""
         self.segments: deque[list[float]] = deque()
-        """Transitions that are not consumed yet, and their collector."""
+        """For each ingested segment, the transitions that are not consumed yet, and its collector."""
         self.behind: list[int] = []
         self.credits = deque([*range(n)] * AHEAD)
         self.limit, self.outstanding = min(float(n * AHEAD), 8.0), 0
@@ -173,7 +174,7 @@ class Simulation:
         heapq.heappush(self.done, (self.free[collector], collector, version))
 
     def receive(self) -> None:
-        """What has left its collector until now goes over the learner's link, one after the other."""
+        """Send the segments that have left their collectors over the learner's link, one after the other."""
         size = self.measured.bytes_per_transition * SEGMENT / BANDWIDTH
         while self.done and (self.done[0][0] <= self.now or not self.arrived):
             at, collector, version = heapq.heappop(self.done)
@@ -191,7 +192,7 @@ class Simulation:
         self.segments.append([float(SEGMENT), collector])
 
     def consume(self, transitions: float) -> None:
-        """As the learner does it, with the same rules for how much it asks for."""
+        """Consume transitions as the learner does, with the same rules for the number of outstanding requests."""
         self.receive()
         while self.arrived and self.arrived[0][0] <= self.now:
             self.ingest()
@@ -213,7 +214,7 @@ class Simulation:
             self.spend_credits()
 
     def run(self, seconds: float) -> None:
-        # The learner asks Ray about all requests after every step, or, with many collectors, after so many steps.
+        # The learner polls all requests after every step, or, with many collectors, after every n // 8 steps.
         polls = self.transitions / N_ENVS / max(1, self.n // 8)
         while self.now < seconds:
             polling = polls * self.measured.poll * self.outstanding / 2_000

@@ -1,9 +1,9 @@
-"""Saving and loading of MsPacman transitions, next to SB3's pickle; and a buffer on disk that is larger than memory.
+"""Saving and loading MsPacman transitions, compared with pickling SB3's buffer; and a large buffer on disk.
 
     python -m benchmarks.studies.persistence                      # 200,000 transitions, SB3 with a quarter of them
     python -m benchmarks.studies.persistence --disk 5000000       # a buffer on disk, filled one and a half times
 
-Every row is measured in a process of its own. Memory is what the process had at most beside the buffer itself.
+Each row is measured in a fresh process. Memory is the peak beyond the memory of the buffer itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STEPS = 25_000
 
 
 class Measured(NamedTuple):
-    """Of one action: its time, the memory that it took beside the buffer, and the size of the file."""
+    """The time of saving or loading, its peak memory beyond the buffer, and the size of the file."""
 
     seconds: float
     memory: int
@@ -63,7 +63,7 @@ def measured(action: Callable[[], object], path: Path) -> Measured:
 
 
 def saving(way: str, n_transitions: int, path: Path) -> list[Measured]:
-    """Saving, and, where that makes a difference, saving again after a hundredth of the buffer was overwritten."""
+    """Measure saving and, for ``save()``, saving again after a hundredth of the buffer was overwritten."""
     buffer = filled(ReplayBuffer if way == "SB3, pickle" else CompressedReplayBuffer, n_transitions)
     if not isinstance(buffer, CompressedReplayBuffer) or way == "pickle":
         return [measured(lambda: save_to_pkl(path, buffer), path)]
@@ -97,7 +97,7 @@ def compare(n_transitions: int, ways: list[str], folder: Path) -> dict[tuple[str
 
 
 def on_disk(n_transitions: int, folder: Path) -> tuple[int, int, int, float]:
-    """A buffer on disk, filled one and a half times while it is sampled: its memory, before and at most, and data."""
+    """Fill a buffer on disk one and a half times. Return memory before and at its peak, bytes of data, and seconds."""
     before = most = anonymous_memory()
     recording = load_recording("mspacman", 1, N_ENVS)
     buffer = CompressedReplayBuffer(
@@ -116,7 +116,7 @@ def on_disk(n_transitions: int, folder: Path) -> tuple[int, int, int, float]:
 
 
 def anonymous_memory() -> int:
-    """What of this process's memory is in no file, and so can only be in memory."""
+    """Resident memory of this process that no file backs, so the system cannot drop it."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
 

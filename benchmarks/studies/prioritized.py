@@ -1,10 +1,10 @@
-"""What priorities cost, in a buffer of a million transitions, next to cpprb's and TorchRL's prioritized buffers.
+"""What do priorities cost in a buffer of a million transitions, compared with those of cpprb and TorchRL?
 
     pip install cpprb torchrl
     python -m benchmarks.studies.prioritized
 
-One step is ``sample(256)`` and, where there are priorities, setting those of the batch. All buffers hold the same
-transitions and priorities, and take turns in one process; the table shows medians.
+A step is ``sample(256)`` and, in prioritized buffers, updating the priorities of the batch. All buffers hold the same
+transitions and priorities, and take turns in one process. The table shows medians.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sb3_extra_buffers.compressed import CompressedPrioritizedReplayBuffer, Comp
 PLAIN, PRIORITIZED = "CompressedReplayBuffer", "CompressedPrioritizedReplayBuffer"
 PEERS = ("cpprb", "torchrl")
 LIMIT = 1500.0
-"""Microseconds that priorities may cost."""
+"""The most that priorities may add to a step, in microseconds."""
 BATCH_SIZE = 256
 N_ENVS = 100
 OBSERVATION_SPACE = spaces.Box(-np.inf, np.inf, (8,), np.float32)

@@ -1,10 +1,10 @@
-"""A recurrent DQN on recorded Atari frames: sequences and frames per second, next to plain arrays.
+"""A recurrent DQN on recorded Atari frames: sequences and frames per second, compared with plain arrays.
 
     python -m benchmarks.studies.recurrent
 
 The network, the loss and the burn-in are those of ``examples/example_train_recurrent.py``. Both buffers hold the same
-steps, without a frame stack, and their calls take turns. Plain arrays are indexed with one array of places, the fastest
-that NumPy can do. They draw windows without regard to episodes.
+steps, without a frame stack, and their calls take turns. Plain arrays are read with one array of indices, the fastest
+way in NumPy. They sample windows without regard to episodes.
 """
 
 from __future__ import annotations

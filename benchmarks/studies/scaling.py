@@ -4,8 +4,8 @@
     python -m benchmarks.studies.scaling --sizes 10000,10000000 --envs 4 --data halfcheetah
     python -m benchmarks.studies.scaling --quick
 
-A buffer is filled and every ``add`` is timed: the longest one shows what growing arrays, choosing a method and the like
-cost. Then ``add`` overwrites and alternates with ``sample``. Percentiles are of single calls.
+A buffer is filled, and every ``add`` is timed: the longest one shows the cost of growing arrays, choosing a method and
+the like. Then ``add`` overwrites and alternates with ``sample``. Percentiles are those of single calls.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from benchmarks.workers import Worker, WorkerError
 SIZES = (10_000, 100_000, 1_000_000)
 ENV_COUNTS = (1, 4, 16, 64, 256)
 STEPS_WITH_MANY = 1_000
-"""Steps of each environment where their number is what changes: enough for ``auto`` to have chosen."""
+"""Steps of each environment when the number of environments varies: enough for the early trials of ``auto``."""
 PAIRS = 400
+"""The most pairs of ``add`` and ``sample`` that are timed after filling."""
 BATCH_SIZE = 256
 SPARE_MEMORY = 0.6
 """The share of the available memory that SB3's buffer may take."""
@@ -50,7 +51,7 @@ class Row:
     transitions: int
     n_envs: int
     seconds: float
-    """For filling the buffer, the playing included."""
+    """To fill the buffer, including playback."""
     filling: dict[str, Any]
     add: dict[str, float]
     sample: dict[str, float]
@@ -99,7 +100,7 @@ def main() -> int:
 
 
 def measure(stream: Stream, subject: str) -> Row:
-    """One buffer at a time: large ones do not fit side by side."""
+    """Measure one buffer at a time: large ones do not fit in memory together."""
     worker = Worker(subject)
     try:
         worker.ask("make", stream=asdict(stream))

@@ -2,8 +2,9 @@
 
     python -m benchmarks.studies.segments
 
-A small buffer, like that of a collector, is added to and exported from. A large one, like the learner's, ingests. Then
-the same transitions are sampled from one buffer and from parts, which take turns. Everything runs in one process.
+A small buffer, like a collector's, stores steps and exports segments. A large one, like the learner's, ingests them.
+Then one buffer and buffers of several parts hold the same transitions, and are sampled in turn. Everything runs in one
+process.
 """
 
 from __future__ import annotations

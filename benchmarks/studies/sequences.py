@@ -1,15 +1,15 @@
-"""Batches of 16 sequences of 64 Atari frames: speed and memory, next to TorchRL's ``SliceSampler``.
+"""Batches of 16 sequences of 64 Atari frames: speed and memory, compared with TorchRL's ``SliceSampler``.
 
     python -m benchmarks.studies.sequences
 
 Both buffers hold the same steps of a recorded game. TorchRL's has observations, actions, rewards and dones in a
 ``LazyTensorStorage``, and no next observations. Each buffer is in a process of its own, and they take turns. Memory is
-the growth of resident memory while the buffer is filled. A small buffer was filled and sampled before, so that code
-that is loaded on first use does not count.
+the growth of resident memory while the buffer is filled. A small buffer is filled and sampled first, so that code that
+is loaded on first use does not count.
 
-With ``--device cuda``, batches go to a GPU, and TorchRL is left out: the buffer in host memory, the one on the GPU, and
-rows of plain tensors on the GPU, which is the least that any buffer there has to do. Times of ``sample`` include the
-wait for the GPU.
+With ``--device cuda``, batches go to a GPU, and TorchRL is left out. Compared are the buffer in host memory, the one on
+the GPU, and indexing plain tensors on the GPU, which is the least that any buffer there has to do. Times of ``sample``
+include the wait for the GPU.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OURS, TORCHRL = "CompressedSequenceReplayBuffer", "TorchRL"
 ON_DEVICE, DENSE = "GpuSequenceReplayBuffer", "plain tensors on the device"
 SEQUENCES, LENGTH = 16, 64
 FASTER, SMALLER = 5, 15
-"""How many times faster and smaller than TorchRL's ours has to be."""
+"""How many times faster and smaller than TorchRL's buffer ours must be."""
 WARM_UP_STEPS = 1000
 
 Sample = Callable[[], Any]
@@ -109,7 +109,7 @@ def fill_torchrl(steps: Iterator[Step], size: int, stack: int) -> Sample:
 
 
 def work(subject: str, game: str, n_steps: int, stack: int) -> None:
-    """In a process of its own: fill a buffer, say how much memory it takes, and sample whenever asked to."""
+    """Run in a worker process: fill a buffer, print how much memory it takes, and sample on request."""
     import torch as th
 
     fill = fill_ours if subject == OURS else fill_torchrl
@@ -132,7 +132,7 @@ def work(subject: str, game: str, n_steps: int, stack: int) -> None:
 
 
 class Dense:
-    """Steps in plain tensors on a device. Sequences may go on from one episode to the next."""
+    """Steps in plain tensors on a device. Its sequences may cross the end of an episode."""
 
     def __init__(self, size: int, stack: int, device: str) -> None:
         import torch as th
@@ -186,7 +186,7 @@ def measure_on_device(recording: Recording, n_steps: int, stack: int, repeats: i
     for number in tqdm(range(repeats + 10), "sample"):
         for name, buffer in subjects.items():
             spent = waited(lambda buffer=buffer: buffer.sample(SEQUENCES))  # type: ignore[misc]
-            if number >= 10:  # the first compile
+            if number >= 10:  # the first calls compile kernels
                 sampling[name].append(spent)
     stored = {
         OURS: subjects[OURS].memory_usage().total,

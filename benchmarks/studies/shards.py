@@ -1,17 +1,17 @@
-"""Sampling from shards in other processes of this machine, against one buffer in this process.
+"""Sampling from shards in other processes of this machine, compared with one buffer in this process.
 
     python -m benchmarks.studies.shards [--real-time]
 
-The same transitions are in a buffer here, and in shards, which are actors of Ray. Batches of both are sampled in turns
-of 128. For how long one waits for a batch of shards depends on how many were requested ahead. Those are ready when a
-turn begins, at most 16 of the 128. The CPU time is that of this process and of the shards. It depends less on what else
-the machine does.
+One buffer in this process and shards, which are Ray actors, hold the same transitions. They are sampled in turn, 128
+batches at a time. How long the learner waits for a batch of shards depends on how many it requests ahead. Those are
+ready when a turn begins, at most 16 of the 128. CPU time is that of this process and of the shards together. It depends
+less on what else the machine does.
 
-A buffer that may write each batch over the last one uses memory that is still in the cache. So there is a second row,
-where each batch is kept until the next one is there, as in SB3's training loops.
+If each batch is freed before the next is made, its memory is reused while it is still in the CPU's cache. A second row
+keeps each batch until the next one exists, as SB3's training loops do.
 
-On a machine that does other work, processes wait for each other and for a core, and a comparison means little. With
---real-time, the processes that are measured have real-time priority during their turns. This needs root.
+On a busy machine, processes wait for each other and for a core, and a comparison means little. With --real-time, the
+processes under measurement have real-time priority during their turns. This needs root.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ KEPT = "one buffer, the last batch kept"
 
 
 def bytes_of_a_batch(buffer: Any, batch_size: int, is_near: bool) -> int:
-    """How much shards send for a batch, on this machine or on others, which cannot write to the learner's memory."""
+    """Bytes that shards send for a batch, on this machine or on another, which cannot write to the learner's memory."""
     shards = buffer._shards
     (request,) = shards._request(batch_size, 1)
     if is_near:
@@ -61,7 +61,7 @@ def cpu_seconds(buffer: Any) -> float:
 
 @contextmanager
 def priority(buffer: Any, is_real_time: bool) -> Iterator[None]:
-    """Let the threads of this process and of the shards of a buffer go before all others."""
+    """Give the threads of this process, and of the shards of a buffer, priority over all others."""
     shards = getattr(buffer, "_shards", None)
     actors = [] if shards is None else shards._transport._actors
     asked = [actor.__ray_call__.remote(lambda actor: os.getpid()) for actor in actors]

@@ -1,9 +1,9 @@
-"""``CompressedStorage`` next to ``LazyTensorStorage``, in TorchRL's own replay buffers.
+"""``CompressedStorage`` compared with ``LazyTensorStorage``, in TorchRL's own replay buffers.
 
     python -m benchmarks.studies.torchrl_storage
 
 Both hold the same steps of a recorded game, with next observations. Their calls take turns. Memory is the growth of
-resident memory while a buffer is filled. Small buffers were filled and sampled before, so that code that is loaded on
+resident memory while a buffer is filled. Small buffers are filled and sampled first, so that code that is loaded on
 first use does not count.
 """
 
@@ -31,7 +31,7 @@ WARM_UP_STEPS = 200
 
 
 def filled(storage: Any, game: str, n_steps: int, stack: int) -> tuple[Any, float]:
-    """A buffer with so many steps of each environment, and the seconds that adding one of them takes."""
+    """Fill a buffer with ``n_steps`` steps of each environment. Return it, and the median seconds to add a step."""
     import torch as th
     from tensordict import TensorDict
     from torchrl.data import TensorDictReplayBuffer

@@ -1,10 +1,10 @@
-"""Does training end in the very same network as with SB3's buffers, after a long history of real frames?
+"""Does training give exactly the same network as with SB3's buffers, over a long history of real frames?
 
     python -m benchmarks.studies.training_exactness
 
 Each algorithm plays an Atari game twice, with SB3's buffer and with a compressed one and its default settings, from the
-same seed. On-policy algorithms collect at least 60 rollouts, the others three times what their buffer holds. At the end
-all parameters must be equal, bit for bit.
+same seed. On-policy algorithms collect at least 60 rollouts, the others three times what their buffer holds. At the
+end, all parameters must be equal, bit for bit.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from sb3_extra_buffers.training_utils.atari import make_env
 
 N_ENVS = 4
 SLOTS = 750
-"""Of replay buffers: so many steps of all environments."""
+"""Size of the replay buffers, in steps of all environments."""
 
 
 class SmallCnn(BaseFeaturesExtractor):
-    """Sees enough of an image for a difference to show, and takes a millisecond."""
+    """A fast network, which takes about a millisecond, but sees enough of an image to reveal a difference."""
 
     def __init__(self, observation_space: spaces.Box) -> None:
         super().__init__(observation_space, features_dim=16)
@@ -53,7 +53,7 @@ class SmallCnn(BaseFeaturesExtractor):
 
 
 class SomeActions(gym.Wrapper[Any, Any, Any, Any]):
-    """Allows every other action, other ones in each step, for MaskablePPO."""
+    """Masks the odd and the even actions in turn, for MaskablePPO."""
 
     _steps = 0
 
@@ -91,9 +91,9 @@ class Subject(NamedTuple):
     plain: type[BaseAlgorithm]
     compressed: type[BaseAlgorithm]
     arguments: dict[str, Any]
-    """Of both."""
+    """Arguments of both training runs."""
     ours: dict[str, Any]
-    """Of the one with a compressed buffer."""
+    """Additional arguments for the compressed buffer."""
     steps: int
 
     def train(self, compressed: bool, device: str) -> dict[str, th.Tensor]:

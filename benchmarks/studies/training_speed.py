@@ -3,12 +3,12 @@
     python -m benchmarks.studies.training_speed             # 8 minutes
     python -m benchmarks.studies.training_speed --quick     # whether it runs: no figures
 
-Two processes train the same model with the same seed, and take turns of some seconds. So a turn of one has exactly the
-work of the same turn of the other, and what else the machine does hits both. The ratio of each pair of turns counts.
-"Without any buffer" is the ratio that a buffer would reach whose methods take no time.
+Two processes train the same model with the same seed, in alternating turns of some seconds. So turns of the same number
+have exactly the same work, and other load on the machine affects both. The result is the median ratio of these pairs.
+"Without any buffer" is the ratio that a buffer would reach if its methods took no time.
 
-The allocator keeps the memory of torch's intermediate results (``KEEP_MEMORY``). Without that, page faults take part of
-the time, and how much differs from process to process by more than a buffer takes.
+The allocator keeps freed memory (``KEEP_MEMORY``). Otherwise, page faults on torch's intermediate results would take
+time, and how much differs between processes by more than a buffer takes.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from benchmarks.workers import Workers
 
 OURS = "ours:auto"
 ALGORITHMS = {"DQN": 512, "PPO": 1024}
-"""With the fewest steps that a turn can have: a rollout of PPO, and enough for DQN to train."""
+"""Algorithm → the fewest steps that a turn can have: for PPO one rollout, for DQN enough to train."""
 LEAST_RATIO = 1.02
+"""How many times faster than with SB3's buffer training must be."""
 SECONDS = 480.0
 SECONDS_OF_A_TURN = 6.0
 WARM_UP_TURNS = 2
-"""In which kernels are loaded and ``auto`` chooses. They are not counted."""
+"""Turns that do not count, in which kernels are loaded and the early trials of ``auto`` take place."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Row:
     error: float
     """The standard error of the median ratio, by bootstrap."""
     bound: float
-    """The ratio if a buffer took no time at all: what SB3's takes is measured, too."""
+    """The ratio if a buffer took no time at all. It follows from the time that SB3's buffer takes."""
     is_same: bool
     """Whether both trained the same network."""
 

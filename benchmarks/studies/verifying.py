@@ -1,4 +1,4 @@
-"""What ``verify=True`` and ``check()`` cost, on MsPacman.
+"""What do ``verify=True`` and ``check()`` cost, on MsPacman?
 
     python -m benchmarks.studies.verifying
 

@@ -42,8 +42,8 @@ N_ENVS = 4
 BATCH_SIZES = (32, 256)
 VECTOR_TRANSITIONS = 100_000
 VECTOR_BYTES = 20_000_000
-"""What memory is measured with for vectors: at least so many, and so many bytes of SB3's. Fewer of them take less than
-what a process grows by for other reasons, some hundred kilobytes."""
+"""The least data for measuring the memory of vectors: transitions, and bytes of SB3's buffer. With less, growth for
+other reasons, some hundred kilobytes, would be too large a part."""
 RESULTS = Path(__file__).parents[1] / "results"
 MET, MISSED = "✓", "✗"
 
@@ -51,7 +51,7 @@ MET, MISSED = "✓", "✗"
 @dataclass(frozen=True)
 class Effort:
     transitions: int
-    """What a buffer holds."""
+    """Transitions in a full buffer."""
     rounds: int
     """Turns of each buffer, for each batch size."""
     pairs: int
@@ -59,7 +59,7 @@ class Effort:
 
     @property
     def recorded_steps(self) -> int:
-        """Enough that a full buffer never holds anything twice."""
+        """Steps of the recording. There are enough that a full buffer never holds a step twice."""
         return self.transitions // N_ENVS + len(BATCH_SIZES) * self.rounds * self.pairs
 
 
@@ -83,17 +83,17 @@ class Row:
     add_p99: float
     sb3_add_p99: float
     longest_add: float
-    """While the buffer was filled and after that."""
+    """The longest ``add``, while the buffer was filled or later."""
     longest_at: str
     sb3_longest_add: float
     rss_bytes: float
-    """By how much the process has grown, per transition."""
+    """Growth of resident memory per transition."""
     sb3_rss_bytes: float
     usage_bytes: float
-    """The same by ``memory_usage()``."""
+    """Bytes per transition, as ``memory_usage()`` reports them."""
     memory_transitions: int
     fixed_cost: float
-    """What the first use of the library takes, in bytes, beyond what SB3's buffer takes."""
+    """Bytes that the first use of the library takes, beyond those that SB3's buffer takes."""
 
     @property
     def group(self) -> str:
@@ -146,7 +146,7 @@ def main() -> int:
 
 
 def names_of(words: Iterable[str]) -> list[str]:
-    """The workloads, where a group stands for all that are in it."""
+    """The names of workloads, with each group replaced by its workloads."""
     groups = {**WORKLOADS, "held-out": HELD_OUT}
     names = list(chain(*(groups.get(word, (word,)) for word in words)))
     unknown = [name for name in names if name not in ENVIRONMENTS]
@@ -164,15 +164,15 @@ def group_of(name: str) -> str:
 def measure(
     name: str, methods: Sequence[str], effort: Effort, memory_transitions: int | None
 ) -> tuple[list[Row], dict[str, str]]:
-    """One row per method, and what failed."""
+    """Measure all methods on one workload. Return one row per method, and what failed."""
     subjects = [SB3, *(f"ours:{method}" for method in methods)]
     stream = Stream(name, effort.transitions // N_ENVS, N_ENVS, effort.recorded_steps, N_ENVS)
     with Workers(subjects, name) as workers:
         workers.at_once("make", stream=asdict(stream))
         fixed = workers.at_once("fixed_cost")
-        # One after the other: while SB3's arrays get their memory, other processes have to wait for theirs.
+        # One after the other: while SB3's large arrays cause page faults, those of other processes take longer.
         filled = {who: found[0] for who, found in workers.in_turn(1, "fill_and_watch", steps=stream.steps).items()}
-        # What was stored before auto had chosen is overwritten, as it soon is in a buffer that is in use.
+        # This overwrites what was stored before auto had chosen, as soon happens in any buffer in use.
         workers.at_once("fill", steps=stream.steps)
         memory, usage = workers.at_once("growth"), workers.at_once("usage")
         turns = {
@@ -207,7 +207,7 @@ def measure(
 
 
 def measure_memory(name: str, subjects: Sequence[str], transitions: int) -> tuple[dict[str, float], dict[str, Any]]:
-    """How much fresh processes grow by. For SB3, where that would not fit, it is the size of its arrays."""
+    """How much fresh processes grow by. If SB3's buffer does not fit in memory, the size of its arrays is taken."""
     steps = transitions // N_ENVS
     stream = Stream(name, steps, N_ENVS, min(steps, longest_recording(name, N_ENVS)), N_ENVS)
     arrays = sb3_bytes(stream)
@@ -241,7 +241,7 @@ def make_row(
         return list(chain(*(turn["add"] for size in BATCH_SIZES for turn in turns[size][who])))
 
     def each_turn(who: str) -> dict[str, list[float]]:
-        # Codecs work in bursts, so the mean of a turn counts for add. A sample has none: the median is less noisy.
+        # Codecs work in bursts, so add is averaged over a turn. sample() has no bursts, and its median is less noisy.
         adds = [float(np.mean(turn["add"])) for size in BATCH_SIZES for turn in turns[size][who]]
         samples = {size: [float(np.median(turn["sample"])) for turn in turns[size][who]] for size in BATCH_SIZES}
         return {"add": adds, **{f"sample({size})": found for size, found in samples.items()}}

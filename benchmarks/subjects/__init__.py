@@ -1,6 +1,6 @@
 """The libraries that are compared, each behind one small adapter.
 
-A subject is named ``library:method``, such as ``ours:zstd-5``, or by its library alone where there is only one method.
+A subject is named ``library:method``, such as ``ours:zstd-5``, or by its library alone if it has only one method.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Library:
     adapter: str
     """``module:class``, imported in the process that measures it."""
     peers: str | None = None
-    """The environment that it needs, one of ``benchmarks/requirements/*.txt``; ``None`` for the one of the caller."""
+    """The virtual environment it needs, a file in ``benchmarks/requirements``; ``None`` for that of the caller."""
     has_rollouts: bool = False
 
     def load(self) -> type[Subject]:

@@ -1,4 +1,4 @@
-"""What every library's buffer is asked for. An adapter adds nothing to what its library does."""
+"""The interface to the buffers of all libraries. An adapter adds no work to what its library does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Task:
-    """What a buffer is made for."""
+    """What a buffer has to store."""
 
     capacity: int
     """Transitions, of all environments together."""
@@ -34,7 +34,7 @@ class Subject(ABC):
     """A replay buffer of one library."""
 
     distribution: ClassVar[str]
-    """The name that the library is installed by."""
+    """The name by which pip installs the library."""
 
     def __init__(self, method: str, task: Task) -> None:
         self.method = method
@@ -62,15 +62,15 @@ class Subject(ABC):
 
     @abstractmethod
     def load(self, path: Path) -> None:
-        """Take over what :meth:`save` wrote."""
+        """Replace the content by what :meth:`save` wrote."""
 
     def payload_per_frame(self) -> float | None:
-        """Compressed bytes per stored frame, by the library's own account, if it gives one.
+        """Compressed bytes per stored frame, as the library reports them; ``None`` if it does not.
 
-        To be asked for before anything is overwritten.
+        Only valid before anything is overwritten.
         """
         return None
 
     def usage(self) -> dict[str, Any] | None:
-        """The method in use, why it is, and the bytes per transition, by the library's own account, if it gives one."""
+        """Method, reason for it, and bytes per transition, as the library reports them; ``None`` if it does not."""
         return None

@@ -15,7 +15,7 @@ Batch = dict[str, Array]
 
 
 class Cpprb(Subject):
-    """One buffer per environment: with ``next_of``, transitions that follow one another have to be of one episode."""
+    """One buffer per environment: with ``next_of``, consecutive transitions must belong to the same episode."""
 
     distribution = "cpprb"
 

@@ -1,4 +1,4 @@
-"""sb3-extra-buffers 0.5.0 of PyPI, which has the import name of this library: it runs in an environment of its own."""
+"""sb3-extra-buffers 0.5.0 from PyPI. Its import name is that of this library, so it has an environment of its own."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from sb3_extra_buffers.storage.observation_store import ObservationStore
 
 
 class Ours(Sb3Like):
-    """A method is written as for :func:`buffer_arguments`; ``prefer=memory`` after it is an argument of the buffer."""
+    """Methods are written as for :func:`buffer_arguments`, optionally followed by ``prefer=memory`` or the like."""
 
     distribution = "sb3-extra-buffers"
 
@@ -44,7 +44,7 @@ class Ours(Sb3Like):
     def payload_per_frame(self) -> float | None:
         assert isinstance(self.buffer, CompressedReplayBuffer)
         stores = self.buffer._stores.values()
-        # Frames that were ever encoded: those that have been overwritten since would count, too.
+        # All frames that were ever encoded, including those that have been overwritten since.
         encoded = sum(int(store.frames.encoded.sum()) for store in stores if isinstance(store, ObservationStore))
         return self.buffer.memory_usage().payload / encoded if encoded else None
 

@@ -1,4 +1,4 @@
-"""Stable-Baselines3's own buffers, and the adapter for all that have their interface."""
+"""Stable-Baselines3's own buffers, and the adapter for all buffers with their interface."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Sb3Like(Subject):
 
     @property
     def spaces_and_size(self) -> dict[str, Any]:
-        """Arguments that all replay buffers take."""
+        """The constructor arguments that all replay buffers take."""
         return {
             "buffer_size": self.task.capacity,
             "observation_space": self.task.observation_space,

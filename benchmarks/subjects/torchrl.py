@@ -49,7 +49,7 @@ class Torchrl(Subject):
 
     def sample(self, batch_size: int) -> Batch:
         batch = self.buffer.sample(batch_size)
-        # The compressed storage returns a lazy stack: only taking a field out of it makes one tensor of its parts.
+        # The compressed storage returns a lazy stack: its items become one tensor only when a field is accessed.
         fields = ("obs", "action", ("next", "obs"), ("next", "reward"), ("next", "done"))
         return {" ".join(name) if isinstance(name, tuple) else name: batch[name] for name in fields}
 

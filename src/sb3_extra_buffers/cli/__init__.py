@@ -91,7 +91,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     sys.path.append(str(Path.cwd()))  # for environments in the user's folder: --env module:name
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # some encodings of Windows lack letters: print "?"
+            stream.reconfigure(errors="replace")  # some Windows encodings lack characters: print "?" for these
     # Unlike the default, this runs `finally` blocks, which remove temporary files.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:

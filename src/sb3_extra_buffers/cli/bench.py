@@ -53,7 +53,7 @@ def bench(
     Plays the environment, measures memory and speed of SB3's buffer and of ours with each compression method, and
     recommends one.
     """
-    # Report mistakes before the long work, and this one before the slow imports.
+    # Report mistakes before the environment is played, and this one even before the slow imports.
     if html is not None:
         require("matplotlib", "A chart", "plots")
 

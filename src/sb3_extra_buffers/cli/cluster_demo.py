@@ -28,7 +28,7 @@ def cluster_demo(env_id: str, collectors: int, envs: int, steps: int, address: s
     A learner in this process trains on the experience of collectors, which run in processes of their own on Ray. At the
     end, the command prints throughput, bytes per transition and waiting times.
     """
-    # By default torch's threads wait in a busy loop, which slows down the other processes. Before torch is imported.
+    # By default, idle threads of torch spin, which slows down the other processes. Must be set before importing torch.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from functools import partial
 

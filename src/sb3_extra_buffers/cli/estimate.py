@@ -35,7 +35,7 @@ def estimate(play: Play, algo: str | None, buffer_size: int, method: str, as_jso
     from sb3_extra_buffers.measure.recommendation import buffer_kind, choose_algorithm
     from sb3_extra_buffers.storage.usage import readable
 
-    buffer_arguments(method)  # raises if it is wrong, before the slow work
+    buffer_arguments(method)  # raises for an invalid method before the environment is played
     with closing(play.make_env()) as env:
         kind = buffer_kind(choose_algorithm(env.action_space, algo))
         task = Task(kind, env.observation_space, env.action_space, play.n_envs)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _TEXT_WIDTH = 100
 _SETTLED_STEPS = 600
-"""``auto`` re-checks its choice between step 384 and about step 520."""
+"""Steps after which the two early trials of ``auto`` are over. A longer trial may begin at step 1,536."""
 _STYLE = """
 :root { color-scheme: light dark; }
 body { margin: 0 auto; padding: 1.5rem 1rem; max-width: 52rem; font: 16px/1.5 system-ui, sans-serif; }
@@ -80,7 +80,7 @@ class Report:
         )
 
     def label(self, result: Result) -> str:
-        """The method; for ``auto``, with the method that it chose."""
+        """The method. For ``auto``, the method that it chose follows in brackets."""
         if result.method == SB3:
             return f"SB3 {self.comparison.task.class_name(SB3)}"
         codec = result.memory.codec.replace(" (auto)", "")

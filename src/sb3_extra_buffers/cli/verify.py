@@ -9,9 +9,13 @@ import click
 from sb3_extra_buffers.cli.common import Play, algo_option, env_options
 
 _MAX_REPLAY_SIZE = 10_000
+"""The largest default size of the replay buffer, in transitions."""
 _FILLS = 4
+"""How many times the steps fill a replay buffer of the default size, unless that would be too large."""
 _ROLLOUTS = 60
+"""How many rollouts of the default size the steps are divided into, within the limits that follow."""
 _MIN_ROLLOUT, _MAX_ROLLOUT = 5, 128
+"""Limits of the default rollout size, in steps of each environment."""
 
 
 @click.command()
@@ -35,7 +39,7 @@ def verify(play: Play, algo: str | None, buffer_size: int | None, method: str) -
     from sb3_extra_buffers.measure.recommendation import buffer_kind
     from sb3_extra_buffers.measure.verification import Verification
 
-    buffer_arguments(method)  # raises if it is wrong, before the slow work
+    buffer_arguments(method)  # raises for an invalid method before the environment is played
     steps, n_envs = play.steps, play.n_envs
     sizes = {
         "Replay": buffer_size or max(n_envs, min(_MAX_REPLAY_SIZE, steps * n_envs // _FILLS)),

@@ -26,7 +26,9 @@ from sb3_extra_buffers.measure.transitions import Transition
 SB3 = "SB3"
 """Selects SB3's buffer where a method is expected."""
 _DEFAULT = (AUTO, "delta", "delta-zstd", "zstd-dict/3", "zstd-5", "lz4-frame/1", "igzip1", "gzip1", "none")
+"""Methods that are compared by default, if they are installed."""
 _DEFAULT_RGB = ("bitpack", "pixel-lz", "delta-zstd indexed")
+"""Further methods that are compared on RGB images."""
 
 
 @dataclass(frozen=True)

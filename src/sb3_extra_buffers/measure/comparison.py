@@ -20,6 +20,7 @@ from sb3_extra_buffers.measure.transitions import Transition, TransitionFile
 from sb3_extra_buffers.storage.usage import readable
 
 _WARM_UP_STEPS = 200
+"""Steps of all environments in the small buffer that is used and dropped before a measurement."""
 _POINTS = 8
 """Number of memory measurements while a buffer is filled."""
 _RSS_RESOLUTION = 1 << 18
@@ -124,7 +125,7 @@ def compare(
 ) -> Comparison:
     """Measure memory in one fresh process per method, then the speed of all buffers in this process.
 
-    Buffers are filled before their speed is measured, because they are full during most of a training.
+    Buffers are filled before their speed is measured, because they are full during most of a training run.
     """
     held = min(buffer_size, data.transition_count)
     needed, available = task.sb3_bytes(held), available_memory()
@@ -140,7 +141,7 @@ def compare(
         warm_up(method, task, data)
     buffers = {method: task.make(method, held) for method in everyone}
     for buffer in tqdm(buffers.values(), "fill", unit="buffer"):
-        fill(task, buffer, data.read(), data.steps)  # the first time, buffers wait for fresh memory
+        fill(task, buffer, data.read(), data.steps)  # page faults of fresh memory must not count
     times = time_buffers(task, buffers, data.read(), data.steps, [batch_size], repeats)
     results = [
         Result(
@@ -208,8 +209,8 @@ def time_buffers(
     """Time all buffers, and return microseconds by buffer and operation, such as ``"add"`` and ``"sample(32)"``.
 
     Calls are interleaved, so that all buffers see the same machine load. The time of ``sample`` is the median of
-    ``repeats`` batches. The time of ``add`` is the mean, because codecs encode only once in several steps. It leaves
-    out the slowest 1% of calls, in which other processes took the core.
+    ``repeats`` batches. The time of ``add`` is the mean, because codecs encode only once in several steps. The slowest
+    1% of calls do not count, because another process may have had the core.
     """
     adds: dict[str, list[float]] = {name: [] for name in buffers}
     order = list(buffers)

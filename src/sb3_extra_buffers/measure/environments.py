@@ -20,7 +20,7 @@ from sb3_extra_buffers.training_utils import atari
 
 ATARI_STACK = 4
 SUPPORTED_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-"""Of observations, apart from Dict, and of actions."""
+"""The types of spaces that SB3 supports for actions and, together with Dict, for observations."""
 
 Wrapper = Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]
 

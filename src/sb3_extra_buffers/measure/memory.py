@@ -75,7 +75,7 @@ def _left_by_cgroups(root: Path = Path("/")) -> list[int]:
 
 
 def _cached(group: Path) -> int:
-    """Bytes of a control group's page cache that the kernel can drop. They count as used."""
+    """Bytes of page cache that the kernel can drop. The usage of the control group includes them."""
     with contextlib.suppress(OSError, ValueError):
         rows = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         return int(rows.get("total_inactive_file", rows.get("inactive_file", 0)))

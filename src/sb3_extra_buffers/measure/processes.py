@@ -54,7 +54,8 @@ def run_in_fresh_process(func: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 
 
 def _work() -> None:
-    # The original standard output carries only the result. The function prints to standard error.
+    """What the new process runs: read a function and its arguments, call it, and send its result to the parent."""
+    # The original standard output carries only the result. What the function prints goes to standard error.
     with os.fdopen(os.dup(1), "wb") as results:
         os.dup2(2, 1)
         try:

@@ -18,6 +18,7 @@ from sb3_extra_buffers.measure.transitions import collect
 
 N_ENVS = 4
 _WARM_UP_STEPS = 250
+"""Steps of all environments in the small buffer that is used before training."""
 
 
 @dataclass(frozen=True)

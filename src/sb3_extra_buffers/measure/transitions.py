@@ -75,7 +75,7 @@ class TransitionFile:
 
 
 def _packed(observations: Any) -> Any:
-    """Arrays in C order with their order of axes, because pickle does not keep the strides of transposed images."""
+    """Make arrays C-contiguous and keep the order of their axes: pickle would lose the strides of transposed images."""
 
     def packed(array: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
         axes = np.argsort([-stride for stride in array.strides], kind="stable")

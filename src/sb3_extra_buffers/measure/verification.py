@@ -26,6 +26,7 @@ SAMPLES = 200
 EPOCHS = 2
 """Passes over each rollout, as in PPO."""
 _SLOTS_AT_ONCE = 64
+"""Slots that are compared together, so that few observations are decompressed at a time."""
 
 
 @dataclass
@@ -159,7 +160,7 @@ def _arrays(expected: Any, actual: Any) -> Iterator[tuple[str, Array, Array]]:
 
 
 def _rows(field: Any, slots: slice) -> Any:
-    """Rows of a stored field, with slots and environments flattened into one axis."""
+    """The given slots of a stored field, with slots and environments flattened into one axis."""
     return map_parts(lambda part: np.concatenate(np.asarray(part[slots])), field)
 
 

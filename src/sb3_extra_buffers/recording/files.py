@@ -29,6 +29,7 @@ Buffer = TypeVar("Buffer", bound="RecordBuffer")
 _VERSION = 1
 _FRAMES_PER_CHUNK = 64
 _LEVEL = 1
+"""Compression level of Deflate."""
 
 
 def save(buffer: RecordBuffer, path: Path) -> None:
@@ -100,6 +101,7 @@ def _frames(archive: zipfile.ZipFile) -> Iterator[npt.NDArray[Any]]:
 
 
 def _bits(frames: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """The bytes of the frames, as a view with one row per frame."""
     return frames.reshape(len(frames), -1).view(np.uint8)
 
 

@@ -27,7 +27,7 @@ _FRAMES_AT_ONCE = 32
 
 
 class Record(NamedTuple):
-    """One step: a frame, the action chosen on it, the reward for that, and features if they are recorded."""
+    """One step: a frame, the action chosen for it, the reward of that action, and features, if any are recorded."""
 
     frame: npt.NDArray[Any]
     reward: np.generic
@@ -63,7 +63,7 @@ class FrameArray(ObservationArray):
 
 
 class BaseRecordBuffer(ABC):
-    """Stores steps. As a sequence, it is the steps that it holds, oldest first."""
+    """Stores steps, and is a sequence of the steps it holds, oldest first."""
 
     frames: Any
     """Indexed by slot, like the other arrays: step ``n`` is in slot ``n % max_size``. Unused slots are zero."""
@@ -132,7 +132,7 @@ class RecordBuffer(BaseRecordBuffer):
         self.reset()
 
     def reset(self) -> None:
-        """Forget all steps."""
+        """Remove all steps."""
         size = self.max_size
         self._added = 0
         self.rewards = np.zeros(size, dtype=self.dtypes[1])

@@ -22,7 +22,7 @@ class RecordCallback(BaseCallback):
         model.learn(10_000, callback=recorder)
         recorder.buffer.save_video("training.mp4")
 
-    A step is recorded as the frame on which an action was chosen, that action, and the reward for it.
+    A recorded step is a frame, the action that the model chose for it, and the reward of that action.
 
     :param buffer: Where to record; by default, a buffer is created for the first frame.
     :param source: What a frame is: what the environment renders, or the observation. ``"auto"`` renders if the
@@ -66,7 +66,7 @@ class RecordCallback(BaseCallback):
         return True
 
     def _current_frame(self, observations: Any) -> npt.NDArray[Any]:
-        """The frame on which the next action will be chosen."""
+        """The frame for which the model chooses the next action."""
         can_render = self.training_env.render_mode == "rgb_array"
         if self.source == "render" or (self.source == "auto" and can_render):
             frame = self.training_env.env_method("render", indices=self.env_index)[0] if can_render else None
@@ -86,7 +86,7 @@ class RecordCallback(BaseCallback):
 
 
 def _buffer_for(frame: npt.NDArray[Any], action: npt.NDArray[Any], size: int) -> RecordBuffer:
-    """A buffer for such frames and actions. The channels are the shorter of a frame's first and last axis."""
+    """Create a buffer that fits the frame and the action. The shorter of the first and last axis holds the channels."""
     shape = frame.shape if frame.ndim == 3 else (*frame.shape, 1)
     channels_first = shape[0] < shape[2]
     return RecordBuffer(

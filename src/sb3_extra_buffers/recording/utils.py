@@ -12,8 +12,8 @@ from sb3_extra_buffers.recording.record_buffer import BaseRecordBuffer, RecordBu
 def force_alloc_mem(mem: BaseRecordBuffer, val: Any = 0) -> None:
     """Allocate the memory of rewards, actions and features now, by writing ``val`` to unused slots.
 
-    The system allocates memory only when it is first written to, which may fail late. Frames are not included: how much
-    memory they need depends on how well they compress.
+    The system allocates memory only when it is first written to, so without this call, memory may run out long after
+    the buffer was created. Frames are not included: how much memory they need depends on how well they compress.
     """
     if not isinstance(mem, RecordBuffer):
         return

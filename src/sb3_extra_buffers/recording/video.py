@@ -14,7 +14,7 @@ from sb3_extra_buffers.codecs.availability import require
 from sb3_extra_buffers.errors import ConfigurationError
 
 Picture = npt.NDArray[np.uint8]
-"""Height × width × red, green, blue."""
+"""An RGB image: height × width × 3."""
 
 _Format = tuple[str, str, list[str]]
 """ffmpeg's codec, pixel format and options."""

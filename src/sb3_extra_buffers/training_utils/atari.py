@@ -25,7 +25,7 @@ def make_env(
     """Make ``n_envs`` copies of a game, with SB3's Atari wrappers and with channels first. Needs the extra ``atari``.
 
     :param env_id: Such as ``"PongNoFrameskip-v4"``.
-    :param n_envs: How many. A single one always runs in this process.
+    :param n_envs: Number of environments. A single one always runs in this process.
     :param vec_env_cls: By default, each environment runs in its own process.
     :param framestack: How many frames an observation stacks; 1 or less for none.
     :param seed: Seed of the first environment; the others use the following numbers.
@@ -50,7 +50,7 @@ def make_env(
 
 
 def _make_game(env_id: str, **kwargs: Any) -> gym.Env[Any, Any]:
-    # Importing ale_py registers the games, which a worker process that was not forked still has to do.
+    # Importing ale_py registers the games. A worker process that was spawned, not forked, must do this again.
     require("ale_py", "Atari", "atari")
     kwargs.setdefault("render_mode", "rgb_array")
     return gym.make(env_id, **kwargs)

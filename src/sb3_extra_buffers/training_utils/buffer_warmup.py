@@ -30,7 +30,7 @@ def warm_up(
 ) -> Evaluation:
     """Let a model play, and store the transitions exactly as SB3 would. The environment stays open.
 
-    It stops when all buffers are full, or after the given number of episodes.
+    Playing stops when all buffers are full, or after the given number of episodes.
 
     :param buffer: What to fill, one buffer or several.
     :param n_envs: How many environments the buffers are for.

@@ -1,9 +1,9 @@
 """Save checkpoints of a model together with its replay buffer, and resume from the newest complete one.
 
-A checkpoint is a folder with ``model.zip`` (saved by SB3), ``buffer`` (saved by :meth:`BaseCompressedBuffer.save`),
-``vec_normalize.pkl`` if there is such a wrapper, and ``complete.json``. That one is written last and holds checksums of
-the others. Checkpoints rotate through ``keep + 1`` folders, so that a crash while saving never destroys the last good
-one, and each save only writes what changed in its folder.
+A checkpoint is a folder with ``model.zip`` (saved by SB3), ``buffer`` (saved by :meth:`BaseCompressedBuffer.save`) and,
+if a ``VecNormalize`` wraps the environment, ``vec_normalize.pkl``. ``complete.json`` is written last and identifies the
+content of these files. Checkpoints rotate through ``keep + 1`` folders, so that a crash while saving never destroys the
+last good one, and each save only writes what changed in its folder.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class CheckpointBufferCallback(BaseCallback):
         Continue with ``model.learn(..., reset_num_timesteps=False)``. A ``VecNormalize`` wrapper of ``env`` gets the
         saved statistics.
 
-        :param mmap: As for ``load`` of a buffer.
+        :param mmap: Passed to :meth:`BaseCompressedBuffer.load`, for buffers that are larger than memory.
         :param kwargs: Further arguments for ``model_class.load``.
         """
         folder = cls.newest(path)
@@ -109,12 +109,12 @@ class CheckpointBufferCallback(BaseCallback):
             normalization.obs_rms, normalization.ret_rms = saved.obs_rms, saved.ret_rms
         if (folder / _BUFFER).exists():
             buffer: Any = BaseCompressedBuffer.load(folder / _BUFFER, model.device, mmap, model.get_env())
-            end_episodes(buffer)  # environments start new ones
+            end_episodes(buffer)  # the environments start new episodes
             model.replay_buffer = buffer  # type: ignore[attr-defined]  # of off-policy algorithms
         return model
 
     def _on_training_start(self) -> None:
-        self._buffer()
+        self._buffer()  # raises now, not at the first checkpoint, if the buffer cannot be saved
         self._saved_at = self.num_timesteps
 
     def _on_step(self) -> bool:
@@ -136,14 +136,14 @@ class CheckpointBufferCallback(BaseCallback):
         return buffer
 
     def _next(self) -> tuple[Path, int]:
-        """The folder to save to, incomplete or else the oldest, and the number of the new checkpoint."""
+        """The folder to overwrite (an incomplete one, else the oldest), and the number of the new checkpoint."""
         numbers = {folder: _number(folder) for folder in self.path.glob("checkpoint_*")}
         usable = [self.path / f"checkpoint_{i}" for i in range(self.keep + 1)]
         return min(usable, key=lambda folder: numbers.get(folder, 0)), max(numbers.values(), default=0) + 1
 
 
 def _contents(folder: Path) -> dict[str, Any]:
-    """Checksums of the files in a checkpoint."""
+    """What identifies the files: checksums; for the buffer, which has its own, the number of saves and its length."""
     found: dict[str, Any] = {
         name: xxhash.xxh3_128_hexdigest((folder / name).read_bytes())
         for name in (_MODEL, _VEC_NORMALIZE)

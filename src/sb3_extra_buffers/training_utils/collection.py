@@ -27,8 +27,8 @@ AnyBuffer = ReplayBuffer | BaseRecordBuffer
 class Transition(NamedTuple):
     """The arguments of ``ReplayBuffer.add``, one row per environment; observations are arrays, or dicts of arrays.
 
-    Observations and rewards are those from before ``VecNormalize``, which SB3's replay buffers store. At the end of an
-    episode, ``next_obs`` is its terminal observation, not the first of the next episode.
+    Observations and rewards are not normalized by ``VecNormalize``: SB3's replay buffers store the original values. At
+    the end of an episode, ``next_obs`` is its terminal observation, not the first one of the next episode.
     """
 
     obs: Any
@@ -53,7 +53,7 @@ class Collector:
         self.model = model
         self.deterministic = deterministic
         self.episode_returns: dict[int, float] = {}
-        """The return of every episode that ended in the last step, by environment. A lost life does not end one."""
+        """The return of each episode that ended in the last step, by environment. A lost life does not end one."""
         self._normalizer = unwrap_vec_normalize(env)
         self._is_monitored = is_vecenv_wrapped(env, VecMonitor) or env.env_is_wrapped(Monitor)[0]
         self._returns = np.zeros(env.num_envs)
@@ -107,13 +107,13 @@ class Collector:
         self._returns += rewards
         ended = {i: float(self._returns[i]) for i in np.flatnonzero(dones).tolist()}
         self._returns[dones] = 0
-        if self._is_monitored:  # Monitor is inside the wrapper that reports a lost life as the end of an episode
+        if self._is_monitored:  # Monitor is inside the wrapper that ends an episode at each lost life
             return {i: float(infos[i]["episode"]["r"]) for i in ended if "episode" in infos[i]}
         return ended
 
 
 class ReplayWriter:
-    """Fills a replay buffer. If it is for fewer environments, it gets the first ones."""
+    """Fills a replay buffer. A buffer for fewer environments stores the first ones."""
 
     def __init__(self, buffer: ReplayBuffer, collector: Collector) -> None:
         self.buffer = buffer
@@ -177,8 +177,8 @@ def _writer_for(buffer: AnyBuffer, collector: Collector) -> ReplayWriter | Recor
 def end_episodes(buffer: Any) -> None:
     """Mark the running episodes as ended, because the next transitions belong to other episodes.
 
-    Without this, n-step returns and HER would join them, and ``optimize_memory_usage`` would take the first observation
-    of an episode for the next observation of the transition before.
+    Without this, n-step returns and HER would run on into the next episode. With ``optimize_memory_usage``, the first
+    observation of an episode would become the next observation of the previous transition.
     """
     optimizes = getattr(buffer, "optimize_memory_usage", False)
     if not optimizes and not isinstance(buffer, NStepReplayBuffer | HerReplayBuffer):

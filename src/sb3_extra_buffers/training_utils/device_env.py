@@ -1,7 +1,7 @@
 """Environments that run on a torch device, such as those of ManiSkill, Isaac Lab or Brax, and their ``VecEnv``.
 
-:class:`DeviceEnv` is what such an environment has to offer. :class:`DeviceVecEnv` makes it an ordinary ``VecEnv`` that
-copies to the host, for everything in SB3, and lets algorithms made by
+:class:`DeviceEnv` is the interface of such an environment. :class:`DeviceVecEnv` turns it into an ordinary ``VecEnv``,
+which copies to the host, for all of SB3. Algorithms made by
 :func:`~sb3_extra_buffers.training_utils.device_loop.on_device` step it without copies.
 """
 
@@ -28,13 +28,13 @@ class DeviceStep(NamedTuple):
     """What a step of all environments returns, on their device."""
 
     obs: Observations
-    """Of environments whose episode has ended, the first observation of the next episode."""
+    """For an environment whose episode has ended, the first observation of its next episode."""
     rewards: th.Tensor
     terminated: th.Tensor
     truncated: th.Tensor
     """Whether the episode was ended by a time limit."""
     final_obs: Observations
-    """The observations before any reset."""
+    """The observations that the actions led to, before any environment was reset."""
 
 
 class DeviceEnv(Protocol):
@@ -42,7 +42,7 @@ class DeviceEnv(Protocol):
 
     num_envs: int
     observation_space: spaces.Space[Any]
-    """Of one environment. Images must have their channels first."""
+    """The space of one environment. Images must be channels first."""
     action_space: spaces.Space[Any]
     device: th.device
 
@@ -95,7 +95,7 @@ class DeviceVecEnv(VecEnv):
         return obs
 
     def step_tensors(self, actions: th.Tensor) -> TrackedStep:
-        """Perform actions that are on the device. Nothing waits for it."""
+        """Perform actions that are on the device. The host does not wait for the device."""
         step = self.env.step(actions)
         self._check(step.obs)
         dones = step.terminated | step.truncated
@@ -108,7 +108,7 @@ class DeviceVecEnv(VecEnv):
         return TrackedStep(step, dones, summary)
 
     def episodes(self, summary: npt.NDArray[np.float32]) -> dict[int, dict[str, float]]:
-        """What ``Monitor`` reports about the episodes that ended in a step, by environment.
+        """Return what ``Monitor`` would report about the episodes that ended in a step, by environment.
 
         :param summary: :attr:`TrackedStep.summary`, on the host.
         """

@@ -36,8 +36,8 @@ from sb3_extra_buffers.gpu_buffers.transfer import Report, upload
 from sb3_extra_buffers.training_utils.device_env import DeviceVecEnv, Observations, TrackedStep
 
 MAX_PENDING = 8
-"""With more steps than this whose summary has not arrived, the host waits for the oldest one. Their terminal
-observations are kept until then."""
+"""The most steps whose summary may still be on its way to the host. Beyond it, the host waits for the oldest one. This
+bounds the memory of their terminal observations, which are kept until then."""
 
 Algorithm = TypeVar("Algorithm", bound=type)
 
@@ -66,11 +66,11 @@ def _subclass(algorithm: type) -> Any:
 
 
 class _Loop:
-    """What both loops share. It precedes SB3's class among the bases of an algorithm."""
+    """What both loops share. Among the bases of an algorithm, it comes before SB3's class."""
 
     _buffer_argument: str
     _buffer_classes: tuple[type, type]
-    """The default, and the default for Dict spaces."""
+    """The default buffer class, and the one for Dict spaces."""
 
     def _setup_model(self: Any) -> None:
         self._pending_summaries: deque[tuple[Report, int, Observations]] = deque()
@@ -98,7 +98,7 @@ class _Loop:
         return env
 
     def _last_tensors(self: Any) -> Observations:
-        """The last observations. After a reset, SB3 has arrays of them."""
+        """The last observations as tensors. After a reset, SB3 holds them as arrays."""
         return map_parts(lambda part: th.as_tensor(part, device=self.device), self._last_obs)
 
     def _send_summary(self: Any, tracked: TrackedStep, number: int) -> None:
@@ -166,7 +166,7 @@ class _OnPolicyLoop(_Loop):
         return True
 
     def _for_env(self: Any, actions: th.Tensor) -> th.Tensor:
-        """Actions as the environment takes them: within the bounds of its space."""
+        """Actions within the bounds of the action space, as the environment expects them."""
         if isinstance(self.action_space, spaces.Box):
             low, high = self._bounds
             squashed = self.policy.squash_output
@@ -186,13 +186,13 @@ class _OnPolicyLoop(_Loop):
         for summary, number, final_obs in self._arrived_summaries(everything):
             self.ep_info_buffer.extend(env.episodes(summary).values())
             for i in np.flatnonzero(summary[1]).tolist():
-                # One by one, as SB3 does it: networks do not give the same bits for batches of other sizes.
+                # One by one, as SB3 does: with another batch size, the network's output may differ in the last bits.
                 with th.no_grad():
                     value = self.policy.predict_values(parts_at(final_obs, slice(i, i + 1)))
                 self._terminal_values.append((number, i, self.gamma * value.reshape(())))
 
     def _add_terminal_values(self: Any, rollout_buffer: RolloutBuffer) -> None:
-        """Bootstrap the rewards of steps that ended by a time limit."""
+        """Bootstrap the rewards of the steps that a time limit ended."""
         if self._terminal_values:
             steps, envs, values = zip(*self._terminal_values, strict=True)
             rollout_buffer.rewards[steps, envs] += th.stack(values).cpu().numpy()
@@ -244,7 +244,7 @@ class _OffPolicyLoop(_Loop):
         return RolloutReturn(n_steps * env.num_envs, self._episode_num - n_episodes, continue_training=True)
 
     def _choose_actions(self: Any, obs: Observations, learning_starts: int) -> th.Tensor:
-        """At random, or by the policy: drawn with SB3's random numbers, in the same order."""
+        """Choose actions epsilon-greedily. Draws the same random numbers as SB3, in the same order."""
         is_warm_up = self.num_timesteps < learning_starts
         if is_warm_up or np.random.rand() < self.exploration_rate:
             return upload(random_actions(self.action_space, self.n_envs), self.device)
@@ -264,7 +264,7 @@ class _OffPolicyLoop(_Loop):
 
 
 def random_actions(space: spaces.Space[Any], n: int) -> npt.NDArray[Any]:
-    """What ``space.sample()`` would give in ``n`` calls."""
+    """The actions that ``n`` calls of ``space.sample()`` would return."""
     if type(space) is spaces.Discrete:
         return np.asarray(space.start + space.np_random.integers(int(space.n), size=n))
     return np.array([space.sample() for _ in range(n)])
@@ -272,7 +272,7 @@ def random_actions(space: spaces.Space[Any], n: int) -> npt.NDArray[Any]:
 
 @contextmanager
 def unvalidated_distributions() -> Iterator[None]:
-    """Torch's distributions check their arguments, for which the host would wait for the device."""
+    """Turn off the argument checks of torch's distributions, which would make the host wait for the device."""
     before = Distribution._validate_args
     Distribution.set_default_validate_args(False)
     try:

@@ -1,4 +1,4 @@
-"""Evaluate a model, and store what happens in buffers."""
+"""Evaluate a model. Optionally, store the transitions in buffers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def eval_model(
     deterministic: bool = True,
     progress: bool = True,
 ) -> Evaluation:
-    """Play ``n_eps`` episodes, and return their returns.
+    """Play ``n_eps`` episodes, and report their returns.
 
     Every environment plays the same number of episodes, so that short ones do not count more than long ones. With SB3's
     ``Monitor``, which environments of ``make_env`` have, losing a life does not end an episode.

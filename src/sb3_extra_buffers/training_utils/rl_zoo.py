@@ -1,7 +1,7 @@
 """Buffer classes by name in hyperparameters of the RL Zoo.
 
-The Zoo evaluates ``replay_buffer_class`` where only its own imports are known, and does not convert
-``rollout_buffer_class`` at all. Wrappers, callbacks and policies can be dotted names; here buffer classes can, too.
+The Zoo calls ``eval()`` on ``replay_buffer_class``, but knows only the names that it imports itself. It leaves
+``rollout_buffer_class`` a string. Wrappers, callbacks and policies can be dotted names; here, buffer classes can, too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class BufferExperimentManager(exp_manager.ExperimentManager):  # type: ignore[mi
         for key in ("replay_buffer_class", "rollout_buffer_class"):
             if isinstance(hyperparams.get(key), str) and _DOTTED_NAME.fullmatch(hyperparams[key]):
                 hyperparams[key] = _imported(hyperparams[key], key)
-        if isinstance(hyperparams.get("rollout_buffer_kwargs"), str):  # the Zoo does this with replay_buffer_kwargs
+        if isinstance(hyperparams.get("rollout_buffer_kwargs"), str):  # as the Zoo does with replay_buffer_kwargs
             hyperparams["rollout_buffer_kwargs"] = eval(hyperparams["rollout_buffer_kwargs"], vars(exp_manager))
         return super()._preprocess_hyperparams(hyperparams)
 
