@@ -44,14 +44,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="less data, fewer subjects, fewer repeats")
-    parser.add_argument("--sections", type=_names, default=list(SECTIONS), help=f"of {','.join(SECTIONS)}")
-    parser.add_argument("--data", type=_names, help=f"of the section replay: {','.join(FULL.data | WORKLOAD_DATA)}")
-    parser.add_argument("--steps", type=int, help="of each environment, in the section replay")
-    parser.add_argument("--subjects", type=_names, help="libraries (sb3, ours, ...) or library:method; default: all")
+    parser.add_argument("--quick", action="store_true", help="less data, fewer buffers and fewer repeats")
+    parser.add_argument(
+        "--sections", type=_names, default=list(SECTIONS), help=f"what to measure (default: {','.join(SECTIONS)})"
+    )
+    known = ", ".join(FULL.data | WORKLOAD_DATA)
+    parser.add_argument("--data", type=_names, help=f"recordings for the section replay, some of {known}")
+    parser.add_argument("--steps", type=int, help="steps of each environment, in the section replay")
+    parser.add_argument("--subjects", type=_names, help="libraries (sb3, ours, ...) or library:method (default: all)")
     parser.add_argument("--out", type=Path, help="folder for the results (default: one in benchmarks/results)")
-    parser.add_argument("--resume", action="store_true", help="keep what an interrupted run left in that folder")
-    parser.add_argument("--publish", action="store_true", help="write the report into docs/, too")
+    parser.add_argument(
+        "--resume", action="store_true", help="reuse the results that an interrupted run left in that folder"
+    )
+    parser.add_argument("--publish", action="store_true", help="also write the report to docs/")
     arguments = parser.parse_args()
     everything = not any((arguments.data, arguments.steps, arguments.subjects)) and arguments.sections == list(SECTIONS)
     out: Path = arguments.out or RESULTS / ("quick" if arguments.quick else "full" if everything else "partial")
@@ -185,4 +190,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        sys.exit("Interrupted. The same command with --resume goes on with the part that was being measured.")
+        sys.exit("Interrupted. Run the same command with --resume to continue with the part that was being measured.")

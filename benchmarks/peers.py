@@ -41,7 +41,7 @@ def prepare(name: str) -> None:
     wanted = hashlib.sha256(f"{packages} {sys.version} {requirements.read_text()}".encode()).hexdigest()
     if stamp.exists() and stamp.read_text() == wanted and python.exists():
         return
-    print(f"Making the environment for {requirements.name} in {folder}", file=sys.stderr)
+    print(f"Creating the virtual environment for {requirements.name} in {folder}", file=sys.stderr)
     venv.create(folder, clear=True)
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
     done = subprocess.run([*pip, "--requirement", str(requirements)], capture_output=True, text=True, check=False)

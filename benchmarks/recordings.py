@@ -253,10 +253,12 @@ def channels_last(images: Frames) -> Frames:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Record environments into the benchmarks' cache.")
-    parser.add_argument("--names", default="mspacman,pong,breakout", help=f"of {','.join(ENVIRONMENTS)}")
+    parser.add_argument("--names", default="mspacman,pong,breakout", help=f"some of {', '.join(ENVIRONMENTS)}")
     parser.add_argument("--steps", type=int, default=25_000, help="steps of each environment (default: %(default)s)")
     parser.add_argument("--n-envs", type=int, default=4, help="environments played at once (default: %(default)s)")
-    parser.add_argument("--check", type=int, default=0, metavar="STEPS", help="compare so many with the environment")
+    parser.add_argument(
+        "--check", type=int, default=0, metavar="STEPS", help="compare this many steps with the environment"
+    )
     arguments = parser.parse_args()
 
     from benchmarks import recorder
@@ -269,7 +271,7 @@ def main() -> None:
         transition_count = recording.steps * recording.n_envs
         print(f"{name}: {transition_count:,} transitions, {recording.path.stat().st_size / 1e6:.1f} MB on disk")
         if arguments.check and not ENVIRONMENTS[name].is_repeatable:
-            print(f"{name}: not checked, because the same seed does not give the same observations again")
+            print(f"{name}: not checked, because the same seed does not reproduce the observations")
         elif arguments.check:
             recorder.check(recording, min(arguments.check, recording.steps))
 

@@ -58,6 +58,6 @@ def _about(run: dict[str, Any]) -> str:
     versions = ", ".join(f"{name.removesuffix(version).strip()} {version}" for name, version in run["versions"].items())
     return (
         f"Written by `{run['command']}` on {run['date']}: {run['machine']}; {versions}.\n\n"
-        "Medians with half the distance of the quartiles, and in brackets how many times better than SB3's buffer. "
-        "A cell without a number says why there is none. `docs/benchmarks.md` says what the columns mean."
+        "Cells show the median, ± half the interquartile range, and in brackets how many times better than SB3 it is. "
+        "Cells without a number say why there is none. `docs/benchmarks.md` explains the columns."
     )

@@ -28,9 +28,7 @@ def measure_sizes(plan: Plan) -> Table:
     """
     columns = [f"{what} at {size:,}" for size in plan.sizes for what in ("memory, MB", "sample(256), µs")]
     table = Table("sizes", "From small to large: MsPacman", columns)
-    table.notes.append(
-        f"{RECORDED_ENVS} environments; memory is all that a process has grown by when the buffer is full."
-    )
+    table.notes.append(f"{RECORDED_ENVS} environments; memory is the growth of the process until the buffer is full.")
     for subject in tqdm(plan.scaling_subjects, "sizes", leave=False, disable=None):
         grown, spent, before = 0.0, 0.0, 0
         for size in plan.sizes:

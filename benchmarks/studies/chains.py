@@ -21,7 +21,7 @@ LENGTHS = (1, 2, 4, 8, 16, 32)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--names", default="mspacman", help="recordings, separated by commas")
-    parser.add_argument("--steps", type=int, default=6_000, help="steps of 4 environments")
+    parser.add_argument("--steps", type=int, default=6_000, help="steps of each of 4 environments")
     arguments = parser.parse_args()
     print("| game | frames per record | payload, bytes per frame | sample(256), µs |\n|---|---|---|---|")
     for name in arguments.names.split(","):

@@ -53,7 +53,7 @@ note("an empty buffer")
 rows = [np.zeros((1, 1), np.int64), np.zeros(1, np.float32), np.zeros(1, bool), [{}]]
 for t in range(80):
     buffer.add(values[t], values[t + 1], *rows)
-note("80 times add()")
+note("80 calls of add()")
 buffer.sample(32)
 note("sample(32)")
 print(json.dumps(steps))
@@ -69,7 +69,7 @@ RUNS = {
 def main() -> int:
     run = describe_run("first_use")
     print(f"`{run['command']}` on {run['date']}: {run['machine']}, load {run['load']} at the start.\n")
-    heads = ("", "resident memory, MB", "more", "of which not pages of a file", "CPU time, s")
+    heads = ("", "resident memory, MB", "growth, MB", "of which anonymous, MB", "CPU time, s")
     print("| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|")
     with tempfile.TemporaryDirectory() as cache:
         for title, kind in RUNS.items():

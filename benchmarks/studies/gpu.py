@@ -55,7 +55,9 @@ Results = dict[str, dict[str, float]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--steps", type=int, default=50_000, help="steps of 4 environments (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=50_000, help="steps of each of 4 environments (default: %(default)s)"
+    )
     parser.add_argument("--methods", default=",".join(METHODS), help="separated by commas (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=400, help="samples per batch size (default: %(default)s)")
     parser.add_argument("--growth", type=float, default=5, help="GiB to which a buffer grows (default: %(default)s)")
@@ -88,7 +90,7 @@ def main() -> None:
     print(table(results))
     if device.type == "cuda" and arguments.growth:
         results["growth"] = grown = measure_growth(arguments.growth, device)
-        print("\nGrowth:", *(f"{name} {value:,.2f}" for name, value in grown.items()), sep="\n  ")
+        print("\nMemory while a buffer grows:", *(f"{name} {value:,.2f}" for name, value in grown.items()), sep="\n  ")
     if arguments.json:
         name = th.cuda.get_device_name() if device.type == "cuda" else "CPU"
         versions = {"torch": th.__version__, "device": name, "triton": uses_triton(device)}

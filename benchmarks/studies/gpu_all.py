@@ -74,7 +74,12 @@ GOALS = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("benchmarks/results/gpu"), help="for everything printed")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("benchmarks/results/gpu"),
+        help="where to save results and all that is printed",
+    )
     parser.add_argument("--workers", default="auto", help="processes for the tests (default: %(default)s)")
     parser.add_argument(
         "--only", nargs="*", help="some of: tests, exactness, gpu, gpu_training, gpu_device_loop, sequences"

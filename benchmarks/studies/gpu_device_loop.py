@@ -41,10 +41,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--n-envs", type=int, default=256)
-    parser.add_argument("--n-steps", type=int, default=64, help="in a rollout (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, nargs="*", default=[1, 4], help="of PPO (default: %(default)s)")
-    parser.add_argument("--turns", type=int, default=3, help="that are measured, of each model (default: %(default)s)")
-    parser.add_argument("--no-cuda-graph", action="store_true", help="environments launch every kernel of a step")
+    parser.add_argument("--n-steps", type=int, default=64, help="steps per rollout (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, nargs="*", default=[1, 4], help="epochs of PPO (default: %(default)s)")
+    parser.add_argument("--turns", type=int, default=3, help="timed turns of each model (default: %(default)s)")
+    parser.add_argument(
+        "--no-cuda-graph", action="store_true", help="launch every kernel of an environment step on its own"
+    )
     parser.add_argument("--json", type=Path, help="also write the results here")
     arguments = parser.parse_args()
     th.backends.cudnn.deterministic, th.backends.cudnn.benchmark = True, False

@@ -61,9 +61,11 @@ class Case(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--minutes", type=float, default=4, help="for the histories (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, default=4, help="time for comparing histories (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rollouts", type=int, default=60, help="of PPO (default: %(default)s)")
+    parser.add_argument(
+        "--rollouts", type=int, default=60, help="rollouts of PPO; 0 skips training (default: %(default)s)"
+    )
     parser.add_argument("--transitions", type=int, default=3_000, help="in DQN's buffer, which is filled three times")
     arguments = parser.parse_args()
     name = th.cuda.get_device_name() if arguments.device == "cuda" else "CPU"

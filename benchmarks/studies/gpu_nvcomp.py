@@ -69,7 +69,7 @@ def main() -> None:
     for name, work in (("Compress", compress), ("Decompress", decompress)):
         taken = temporary[name][2].nbytes / 2**20
         print(f"{name} {N_FRAMES:,} frames: {device_time(work):,.0f} µs, {taken:,.0f} MiB of temporary memory")
-    print(f"Bytes per frame: {packed_sizes.float().mean():,.0f}, the same again: {th.equal(source, unpacked)}")
+    print(f"Bytes per frame: {packed_sizes.float().mean():,.0f}, lossless: {th.equal(source, unpacked)}")
 
 
 def installed_library() -> Path:
@@ -96,7 +96,7 @@ def row_addresses(tensor: th.Tensor) -> th.Tensor:
 
 def device_time(work: Callable[[], int], repeats: int = 20) -> float:
     """Microseconds of device time of one call."""
-    assert work() == 0, "nvCOMP refuses to"
+    assert work() == 0, "nvCOMP returned an error"
     begin, end = (th.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     begin.record()
     for _ in range(repeats):

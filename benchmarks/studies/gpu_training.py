@@ -116,7 +116,7 @@ class Replayed(VecEnv):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--turns", type=int, default=12, help="that are measured, of each model (default: %(default)s)")
+    parser.add_argument("--turns", type=int, default=12, help="timed turns of each model (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="also write the results here")
     arguments = parser.parse_args()
     # Enough for equal weights. torch.use_deterministic_algorithms() slows down kernels that are deterministic anyway.

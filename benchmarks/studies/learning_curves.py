@@ -82,7 +82,7 @@ def train(training: Training, compressed: bool, steps: int) -> tuple[list[tuple[
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, help="of each training; default: 60,000, about a minute each")
+    parser.add_argument("--steps", type=int, help="steps of each training run (default: 60,000, about a minute each)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where to write the curves")
     arguments = parser.parse_args()
     th.set_num_threads(1)

@@ -41,9 +41,9 @@ HEADINGS = (
     "transitions/s",
     "MB/s in",
     "MB/s of weights out",
-    "learner takes in",
-    "publishes",
-    "waits",
+    "time ingesting",
+    "time publishing",
+    "time waiting",
     "gradient steps behind",
 )
 COUNTS = (1, 10, 100, 300, 1_000)
@@ -232,7 +232,7 @@ class Simulation:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=120.0, help="simulated (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=120.0, help="seconds to simulate (default: %(default)s)")
     options = parser.parse_args()
     measured = measure()
     for name, value in vars(measured).items():

@@ -124,7 +124,9 @@ def anonymous_memory() -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--transitions", type=int, default=200_000)
-    parser.add_argument("--sb3-transitions", type=int, help="default: a quarter, since SB3 takes 56 kB for each")
+    parser.add_argument(
+        "--sb3-transitions", type=int, help="for SB3's buffer (default: a quarter, because each takes 56 kB)"
+    )
     parser.add_argument("--disk", type=int, metavar="TRANSITIONS", help="instead, a buffer on disk of this size")
     parser.add_argument("--folder", type=Path, help="where to write; by default a temporary folder")
     arguments = parser.parse_args()

@@ -98,12 +98,12 @@ def our_sample(steps: Iterator[Step], size: int, given: argparse.Namespace) -> t
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--game", default="mspacman")
-    parser.add_argument("--steps", type=int, default=6_000, help="of each of four environments")
-    parser.add_argument("--length", type=int, default=40, help="steps to learn from")
+    parser.add_argument("--steps", type=int, default=6_000, help="steps of each of four environments")
+    parser.add_argument("--length", type=int, default=40, help="steps to learn from, per sequence")
     parser.add_argument("--burn-in", type=int, default=20)
     parser.add_argument("--batch", type=int, default=16, help="sequences in a batch")
     parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--updates", type=int, default=5, help="how many of the batches are learned from, too")
+    parser.add_argument("--updates", type=int, default=5, help="number of batches that are also learned from")
     parser.add_argument("--json", type=Path, help="also write the results here")
     given = parser.parse_args()
     example.BURN_IN = given.burn_in

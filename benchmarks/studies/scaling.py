@@ -61,9 +61,11 @@ class Row:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="mspacman,halfcheetah", help="recordings, separated by commas")
-    parser.add_argument("--methods", default="auto", help="of this library (default: auto)")
+    parser.add_argument("--methods", default="auto", help="methods of this library (default: auto)")
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="transitions, with four environments")
-    parser.add_argument("--envs", default=",".join(map(str, ENV_COUNTS)), help="numbers of environments")
+    parser.add_argument(
+        "--envs", default=",".join(map(str, ENV_COUNTS)), help="numbers of environments, separated by commas"
+    )
     parser.add_argument("--quick", action="store_true", help="two small sizes and two numbers of environments")
     parser.add_argument("--out", type=Path, help="folder for scaling.json and scaling.md")
     arguments = parser.parse_args()

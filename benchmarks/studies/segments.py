@@ -68,7 +68,7 @@ def compare_parts(recording: Recording, n_steps: int, repeats: int) -> dict[int,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="mspacman,halfcheetah", help="recordings (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=6_000, help="of each environment (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=6_000, help="steps of each environment (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=300, help="batches from each buffer (default: %(default)s)")
     given = parser.parse_args()
     for name in given.data.split(","):
@@ -79,7 +79,7 @@ def main() -> None:
         for segment_steps in SEGMENT_STEPS:
             on_the_wire, rate, stored = send(recording, given.steps, segment_steps)
             print(f"| {segment_steps} | {on_the_wire:,.0f} | {rate:,.0f} | {stored:,.0f} |")
-        print(f"\n| parts | `sample({BATCH_SIZE})`, µs | speed, of one buffer's |\n|---|---|---|")
+        print(f"\n| parts | `sample({BATCH_SIZE})`, µs | speed relative to one buffer |\n|---|---|---|")
         for parts, (seconds, ratio) in compare_parts(recording, given.steps, given.repeats).items():
             print(f"| {parts} | {1e6 * seconds:,.0f} | {ratio:.2f} |")
 

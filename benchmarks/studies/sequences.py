@@ -251,8 +251,10 @@ def ask(worker: subprocess.Popen[str], line: str | None) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--game", default="mspacman")
-    parser.add_argument("--steps", type=int, help="of each of four environments (default: 25,000, on a device 8,192)")
-    parser.add_argument("--stack", type=int, default=1, help="frames that an observation stacks")
+    parser.add_argument(
+        "--steps", type=int, help="steps of each of four environments (default: 25,000, on a device 8,192)"
+    )
+    parser.add_argument("--stack", type=int, default=1, help="frames per observation")
     parser.add_argument("--repeats", type=int, default=100)
     parser.add_argument("--device", default="cpu", help="where batches go (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="also write the results here")

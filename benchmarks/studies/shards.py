@@ -80,7 +80,7 @@ def priority(buffer: Any, is_real_time: bool) -> Iterator[None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="mspacman,halfcheetah", help="recordings (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=6_000, help="of each environment (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=6_000, help="steps of each environment (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=20, help="turns (default: %(default)s)")
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=256)
@@ -110,7 +110,7 @@ def main() -> None:
                 buffer.ingest_segment(segment, part=part)
             last_part = part
         print(f"\n{name}, {size:,} transitions, {given.shards} shards, batches of {given.batch_size}\n")
-        print("| | ms per batch | speed, of one buffer's | CPU ms per batch |\n|---|---|---|---|")
+        print("| | ms per batch | speed relative to one buffer | CPU ms per batch |\n|---|---|---|---|")
         times: dict[str, list[float]] = {}
         cpu: dict[str, list[float]] = {}
         buffers: dict[str, Any] = {"one buffer": here, KEPT: here}

@@ -97,8 +97,8 @@ def times_of(buffers: dict[str, Any], batch_size: int, repeats: int) -> dict[str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--game", default="mspacman")
-    parser.add_argument("--steps", type=int, default=5_000, help="of each of four environments")
-    parser.add_argument("--stack", type=int, default=4, help="frames that an observation stacks")
+    parser.add_argument("--steps", type=int, default=5_000, help="steps of each of four environments")
+    parser.add_argument("--stack", type=int, default=4, help="frames per observation")
     parser.add_argument("--repeats", type=int, default=50)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -1,7 +1,7 @@
 """How much faster does a whole training run become? PPO and DQN on MsPacman, with SB3's buffer and with this library's.
 
     python -m benchmarks.studies.training_speed             # 8 minutes
-    python -m benchmarks.studies.training_speed --quick     # whether it runs: no figures
+    python -m benchmarks.studies.training_speed --quick     # only checks that it runs
 
 Two processes train the same model with the same seed, in alternating turns of some seconds. So turns of the same number
 have exactly the same work, and other load on the machine affects both. The result is the median ratio of these pairs.
@@ -59,7 +59,9 @@ class Row:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algorithms", default=",".join(ALGORITHMS), help="separated by commas (default: all)")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"for all of them (default: {SECONDS:.0f})")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help=f"time for all algorithms (default: {SECONDS:.0f})"
+    )
     parser.add_argument("--quick", action="store_true", help="two short turns, to see whether it runs")
     parser.add_argument("--out", type=Path, help="folder for training_speed.json and training_speed.md")
     arguments = parser.parse_args()
@@ -115,11 +117,11 @@ def page(run: dict[str, Any], rows: list[Row]) -> str:
     heads = (
         "algorithm",
         "turns",
-        "steps a turn",
+        "steps per turn",
         "SB3, steps/s",
         "ours, steps/s",
         "ratio (quartiles)",
-        "its error",
+        "standard error",
         "without any buffer",
         "network",
     )

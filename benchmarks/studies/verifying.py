@@ -24,7 +24,7 @@ BATCH_SIZES = (32, 256)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--transitions", type=int, default=12_000, help="what a buffer holds (default: 12000)")
+    parser.add_argument("--transitions", type=int, default=12_000, help="transitions in a buffer (default: 12000)")
     size = parser.parse_args().transitions
     steps = size // N_ENVS
     recording = load_recording("mspacman", 2 * steps, N_ENVS)

@@ -67,7 +67,7 @@ def methods() -> None:
 
 @app.command()
 @click.argument("file", type=click.Path(exists=True, path_type=Path))
-@click.option("--no-checksums", is_flag=True, help="Skip verifying checksums, which reads the whole file.")
+@click.option("--no-checksums", is_flag=True, help="Do not verify checksums. Verifying reads the whole file.")
 def inspect(file: Path, no_checksums: bool) -> None:
     """Show what is in a saved buffer.
 

@@ -29,7 +29,7 @@ REPLAY_SIZE, ROLLOUT_STEPS = 100_000, 2_048
     "frames_per_record=N, and indexed sets indexed_colour=True. [default: a selection]",
 )
 @click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Transitions per batch.")
-@click.option("--repeats", type=click.IntRange(1), default=200, show_default=True, help="Batches to sample.")
+@click.option("--repeats", type=click.IntRange(1), default=200, show_default=True, help="Number of batches to sample.")
 @click.option(
     "--policy",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),

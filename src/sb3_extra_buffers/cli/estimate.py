@@ -20,7 +20,7 @@ from sb3_extra_buffers.cli.common import Play, algo_option, env_options, table
     show_default=True,
     help="Buffer size in transitions, over all environments.",
 )
-@click.option("--method", default="auto", show_default=True, help="Compression method, as in bench.")
+@click.option("--method", default="auto", show_default=True, help="Compression method, as for bench --methods.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def estimate(play: Play, algo: str | None, buffer_size: int, method: str, as_json: bool) -> None:
     """Estimate whether a buffer fits in memory.

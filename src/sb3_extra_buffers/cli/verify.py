@@ -26,7 +26,7 @@ _MIN_ROLLOUT, _MAX_ROLLOUT = 5, 128
     type=click.IntRange(1),
     help="Buffer size in transitions, over all environments. [default: small enough to be overwritten several times]",
 )
-@click.option("--method", default="auto", show_default=True, help="Compression method, as in bench.")
+@click.option("--method", default="auto", show_default=True, help="Compression method, as for bench --methods.")
 def verify(play: Play, algo: str | None, buffer_size: int | None, method: str) -> None:
     """Check that our buffers return the same values as SB3's.
 

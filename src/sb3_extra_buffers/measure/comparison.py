@@ -132,7 +132,7 @@ def compare(
     if needed > 0.8 * available:
         raise CapacityError(
             f"SB3's buffer needs {readable(needed)} for {held:,} transitions, but only {readable(available)} of "
-            "memory are available. Use fewer --steps."
+            "memory is available. Use fewer --steps."
         )
     everyone = [SB3, *methods]
     with tqdm(everyone, "memory", unit="process") as bar:

@@ -163,7 +163,7 @@ class DeviceVecEnv(VecEnv):
         setattr(self.env, attr_name, value)
 
     def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
-        raise NotImplementedError(f"{method_name!r} of single environments: these ones only act together.")
+        raise NotImplementedError(f"Cannot call {method_name!r} on single environments: they only step together.")
 
     def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
         """There are no wrappers, but episodes are reported as ``Monitor`` reports them."""
