@@ -29,11 +29,11 @@ def _laps(recording: Recording, start: int) -> Iterator[Transition]:
         order = np.roll(np.arange(recording.n_envs), -lap)
         for step, transition in enumerate(transitions(recording, start, chunk), start):
             last = step == recording.steps - 1
-            yield _reordered(_cut(transition) if last else transition, order) if lap or last else transition
+            yield _reordered(_end_episodes(transition) if last else transition, order) if lap or last else transition
         start = 0
 
 
-def _cut(transition: Transition) -> Transition:
+def _end_episodes(transition: Transition) -> Transition:
     """Let a time limit end all episodes, because another game follows."""
     done = np.ones_like(transition.done)
     return transition._replace(done=done, infos=[{"TimeLimit.truncated": True} for _ in done])

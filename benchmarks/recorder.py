@@ -30,7 +30,7 @@ class StickyPolicy:
         self.space = space
         self.repeat = repeat
         self._rng = np.random.default_rng(seed)
-        self._chances = None if weights is None else np.array(weights) / sum(weights)
+        self._probabilities = None if weights is None else np.array(weights) / sum(weights)
         self._actions = self._draw(n_envs)
 
     def predict(self, observation: Any, **kwargs: Any) -> tuple[npt.NDArray[Any], None]:
@@ -41,7 +41,7 @@ class StickyPolicy:
 
     def _draw(self, count: int) -> npt.NDArray[Any]:
         if isinstance(self.space, gym.spaces.Discrete):
-            return self._rng.choice(int(self.space.n), size=count, p=self._chances)
+            return self._rng.choice(int(self.space.n), size=count, p=self._probabilities)
         assert isinstance(self.space, gym.spaces.Box)
         return self._rng.uniform(self.space.low, self.space.high, (count, *self.space.shape)).astype(self.space.dtype)
 

@@ -80,7 +80,7 @@ class Worker:
             watchdog.cancel()
         if not line:
             status = self.process.wait()
-            raise WorkerError(f"{self.subject}: the process ended ({status}) while {self.doing}\n{self._last_words()}")
+            raise WorkerError(f"{self.subject}: the process ended ({status}) while {self.doing}\n{self._error_tail()}")
         answer = json.loads(line)
         if "error" in answer:
             # Results are published, so leave out the path of the temporary folder.
@@ -103,7 +103,7 @@ class Worker:
         self.errors.close()
         self.scratch.cleanup()
 
-    def _last_words(self) -> str:
+    def _error_tail(self) -> str:
         self.errors.seek(0)
         return "".join(self.errors.readlines()[-5:]).rstrip()
 

@@ -45,7 +45,7 @@ SCENE_STEPS = 150
 IMAGE = spaces.Box(0, 255, (4, 84, 84), np.uint8)
 DICT = spaces.Dict({"image": IMAGE, "numbers": spaces.Box(-np.inf, np.inf, (5,), np.float32)})
 ACTIONS = spaces.Discrete(9)
-_WHOSE = (False, False, True)
+_USES_OURS = (False, False, True)
 """Whether each of the three runs uses our buffers."""
 
 
@@ -80,7 +80,7 @@ def compare_training(arguments: argparse.Namespace) -> bool:
     print(f"{'training':44s} {'SB3 again':>12s} {'ours':>12s}")
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as processes:
         runs = {
-            (algorithm, game): [processes.submit(_weights, algorithm, game, arguments, ours) for ours in _WHOSE]
+            (algorithm, game): [processes.submit(_weights, algorithm, game, arguments, ours) for ours in _USES_OURS]
             for algorithm, game in itertools.product((DQN, PPO), GAMES[:2])
         }
         for (algorithm, game), futures in runs.items():

@@ -41,9 +41,9 @@ def test_limits_of_control_groups(membership: str, files: dict[str, str], left: 
     write(tmp_path / "proc/self/cgroup", membership)
     for name, text in files.items():
         write(tmp_path / "sys/fs/cgroup" / name, text)
-    assert memory._left_by_cgroups(tmp_path) == left
+    assert memory._cgroup_headroom(tmp_path) == left
 
 
 def test_no_control_groups(tmp_path: Path) -> None:
-    assert memory._left_by_cgroups(tmp_path) == []
+    assert memory._cgroup_headroom(tmp_path) == []
     assert memory.available_memory() > 0

@@ -25,9 +25,9 @@ from sb3_extra_buffers.measure.transitions import Transition
 
 SB3 = "SB3"
 """Selects SB3's buffer where a method is expected."""
-_DEFAULT = (AUTO, "delta", "delta-zstd", "zstd-dict/3", "zstd-5", "lz4-frame/1", "igzip1", "gzip1", "none")
+_DEFAULT_METHODS = (AUTO, "delta", "delta-zstd", "zstd-dict/3", "zstd-5", "lz4-frame/1", "igzip1", "gzip1", "none")
 """Methods that are compared by default, if they are installed."""
-_DEFAULT_RGB = ("bitpack", "pixel-lz", "delta-zstd indexed")
+_RGB_METHODS = ("bitpack", "pixel-lz", "delta-zstd indexed")
 """Further methods that are compared on RGB images."""
 
 
@@ -87,7 +87,7 @@ class Task:
 def default_methods(space: spaces.Space[Any]) -> list[str]:
     """The installed methods that are worth comparing for these observations."""
     installed = (AUTO, *available_methods())
-    methods = _DEFAULT + _DEFAULT_RGB if _is_rgb(space) else _DEFAULT
+    methods = _DEFAULT_METHODS + _RGB_METHODS if _is_rgb(space) else _DEFAULT_METHODS
     return [method for method in methods if parse_method(method.split()[0]).name in installed]
 
 

@@ -56,7 +56,7 @@ def make_env(
     except ExtraBuffersError:
         raise
     except Exception as error:  # an environment may raise anything
-        raise EnvironmentMakeError(_why_not(env_id, error)) from error
+        raise EnvironmentMakeError(_describe_failure(env_id, error)) from error
     return BaseAlgorithm._wrap_env(env, verbose=0, monitor_wrapper=False)
 
 
@@ -115,7 +115,7 @@ def _wrapper_class(path: str) -> Wrapper:
     return wrap
 
 
-def _why_not(env_id: str, error: Exception) -> str:
+def _describe_failure(env_id: str, error: Exception) -> str:
     reason = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, gym.error.UnregisteredEnv):
         package = re.split(r"[-/]", env_id)[0].lower()  # many environments have the name of their package

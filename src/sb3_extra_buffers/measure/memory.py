@@ -47,10 +47,10 @@ def peak_rss() -> int:
 
 def available_memory() -> int:
     """Bytes that can be allocated without swapping and within the memory limit of a container."""
-    return min([int(psutil.virtual_memory().available), *_left_by_cgroups()])
+    return min([int(psutil.virtual_memory().available), *_cgroup_headroom()])
 
 
-def _left_by_cgroups(root: Path = Path("/")) -> list[int]:
+def _cgroup_headroom(root: Path = Path("/")) -> list[int]:
     """Bytes left under the memory limit of each control group of this process. ``root`` is for tests."""
     membership = root / "proc/self/cgroup"
     if not membership.exists():
@@ -70,11 +70,11 @@ def _left_by_cgroups(root: Path = Path("/")) -> list[int]:
             group = tree.joinpath(*names[:depth])
             number = _number_in(group / limit)
             if number is not None:
-                left.append(max(0, number - (_number_in(group / usage) or 0) + _cached(group)))
+                left.append(max(0, number - (_number_in(group / usage) or 0) + _reclaimable_cache(group)))
     return left
 
 
-def _cached(group: Path) -> int:
+def _reclaimable_cache(group: Path) -> int:
     """Bytes of page cache that the kernel can drop. The usage of the control group includes them."""
     with contextlib.suppress(OSError, ValueError):
         rows = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())

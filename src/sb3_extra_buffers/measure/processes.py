@@ -26,7 +26,7 @@ def run_in_fresh_process(func: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 
     :raises WorkerError: if the process dies, for instance because memory runs out.
     """
-    code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import _work; _work()"
+    code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import _child_main; _child_main()"
     # In its own session, the process does not get the terminal's Ctrl-C. This process kills it instead.
     with subprocess.Popen(
         [sys.executable, "-c", code],
@@ -44,7 +44,7 @@ def run_in_fresh_process(func: Callable[P, T], *args: P.args, **kwargs: P.kwargs
             succeeded, outcome = pickle.load(process.stdout)
             process.wait()
         except (EOFError, BrokenPipeError, pickle.UnpicklingError):
-            raise WorkerError(_how_it_ended(process.wait())) from None
+            raise WorkerError(_describe_exit(process.wait())) from None
         finally:
             process.kill()  # after an interruption; otherwise it has ended already
     if not succeeded:
@@ -53,7 +53,7 @@ def run_in_fresh_process(func: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     return cast(T, outcome)
 
 
-def _work() -> None:
+def _child_main() -> None:
     """What the new process runs: read a function and its arguments, call it, and send its result to the parent."""
     # The original standard output carries only the result. What the function prints goes to standard error.
     with os.fdopen(os.dup(1), "wb") as results:
@@ -62,7 +62,7 @@ def _work() -> None:
             work = pickle.load(sys.stdin.buffer)
         except EOFError:  # the parent was interrupted
             os._exit(1)
-        threading.Thread(target=_end_with_parent, daemon=True).start()
+        threading.Thread(target=_exit_with_parent, daemon=True).start()
         # tqdm's default lock is a system semaphore, which outlives a killed process.
         tqdm.set_lock(threading.RLock())
         try:
@@ -73,7 +73,7 @@ def _work() -> None:
         cloudpickle.dump(outcome, results)
 
 
-def _end_with_parent() -> None:
+def _exit_with_parent() -> None:
     os.read(0, 1)  # returns when the parent ends, which closes the pipe
     os._exit(1)
 
@@ -86,7 +86,7 @@ def _picklable(error: Exception) -> Exception:
     return error
 
 
-def _how_it_ended(exit_code: int) -> str:
+def _describe_exit(exit_code: int) -> str:
     if exit_code == -getattr(signal, "SIGKILL", 9):
         return "The measuring process was killed, probably because memory ran out: use fewer steps."
     return f"The measuring process ended with exit code {exit_code}. Its output above may say why."

@@ -27,7 +27,7 @@ _MIN_CNN_SIDE = 36
 
 _MIN_RATIO, _MIN_RATIO_IF_SLOWER = 1.5, 3.0
 """Minimum ratio of SB3's memory to ours for a recommendation: in general, and if ours is slower."""
-_SAME = 1.05
+_NOISE_FACTOR = 1.05
 """Measurements within this factor count as equal, because the next run may order them differently."""
 _AUTO_TOLERANCE = 1.25
 """Another method is preferred to ``auto`` only if it is better by this factor."""
@@ -60,7 +60,7 @@ def buffer_kind(algorithm: str) -> Literal["Replay", "Rollout"]:
 def recommend(comparison: Comparison, algorithm: str = "dqn") -> Recommendation:
     """Pick the smallest buffer that is as fast as SB3's; if there is none, the best compromise."""
     sb3, *ours = comparison.results
-    as_fast = [result for result in ours if result.time <= _SAME * sb3.time]
+    as_fast = [result for result in ours if result.time <= _NOISE_FACTOR * sb3.time]
     fast = [result for result in as_fast if sb3.buffer_bytes >= _MIN_RATIO * result.buffer_bytes]
     candidates = fast or [result for result in ours if sb3.buffer_bytes >= _MIN_RATIO_IF_SLOWER * result.buffer_bytes]
     if not candidates:
@@ -87,7 +87,7 @@ def _first_of_equals(best: Result, candidates: list[Result]) -> Result:
     return next(
         result
         for result in candidates
-        if result.buffer_bytes <= _SAME * best.buffer_bytes and result.time <= _SAME * best.time
+        if result.buffer_bytes <= _NOISE_FACTOR * best.buffer_bytes and result.time <= _NOISE_FACTOR * best.time
     )
 
 
@@ -124,7 +124,11 @@ def _cost(result: Result) -> float:
 
 def _gain(sb3: Result, result: Result) -> str:
     speed = sb3.time / result.time
-    at_speed = f"about SB3's speed ({speed:.2f}x)" if 1 / _SAME <= speed <= _SAME else f"{speed:.2f}x SB3's speed"
+    at_speed = (
+        f"about SB3's speed ({speed:.2f}x)"
+        if 1 / _NOISE_FACTOR <= speed <= _NOISE_FACTOR
+        else f"{speed:.2f}x SB3's speed"
+    )
     shared = " (frames are shared, not compressed)" if result.memory.codec.split()[0] == "none" else ""
     return f"{_ratio(sb3, result)} less memory{shared} at {at_speed}"
 

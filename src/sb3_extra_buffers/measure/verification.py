@@ -54,7 +54,7 @@ class Verification:
         self.task = task
         self.theirs, self.ours = task.make(SB3, size), task.make(method, size)
         self.tally = Tally()
-        self._every = max(1, steps // SAMPLES)
+        self._compare_every = max(1, steps // SAMPLES)
         self._seed = seed
         self._rng = np.random.default_rng(seed)
         self._step = 0
@@ -69,7 +69,7 @@ class Verification:
                 self.tally.fills += 1
                 self._compare_rollout(value, np.asarray(transition.done))
             return
-        if self._step % self._every == 0:
+        if self._step % self._compare_every == 0:
             self._compare_batch()
         if self.theirs.pos == 0:
             self.tally.fills += 1

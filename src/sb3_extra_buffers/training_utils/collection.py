@@ -57,9 +57,9 @@ class Collector:
         self._normalizer = unwrap_vec_normalize(env)
         self._is_monitored = is_vecenv_wrapped(env, VecMonitor) or env.env_is_wrapped(Monitor)[0]
         self._returns = np.zeros(env.num_envs)
-        self._starts = np.ones(env.num_envs, dtype=bool)
+        self._episode_starts = np.ones(env.num_envs, dtype=bool)
         self._state: Any = None
-        self._seen: Any = env.reset()  # what the model sees: normalized, if the environment is
+        self._policy_obs: Any = env.reset()  # what the model sees: normalized, if the environment is
         self.obs: Any = self._original_obs()
         buffers = buffer if isinstance(buffer, Iterable) and not isinstance(buffer, BaseRecordBuffer) else [buffer]
         self.writers = [_writer_for(one, self) for one in buffers if one is not None]
@@ -68,16 +68,16 @@ class Collector:
 
     def step(self) -> Transition:
         actions, self._state = self.model.predict(
-            self._seen, state=self._state, episode_start=self._starts, deterministic=self.deterministic
+            self._policy_obs, state=self._state, episode_start=self._episode_starts, deterministic=self.deterministic
         )
         obs = self.obs
-        self._seen, rewards, dones, infos = self.env.step(actions)
+        self._policy_obs, rewards, dones, infos = self.env.step(actions)
         self.obs = self._original_obs()
         if self._normalizer is not None:
             rewards = self._normalizer.get_original_reward()
         transition = Transition(obs, self._with_terminal_obs(dones, infos), actions, rewards, dones, infos)
         self.episode_returns = self._ended_returns(rewards, dones, infos)
-        self._starts = dones
+        self._episode_starts = dones
         for i, writer in enumerate(self.writers):
             arguments = writer.arguments(transition)
             start = time.perf_counter()
@@ -86,7 +86,7 @@ class Collector:
         return transition
 
     def _original_obs(self) -> Any:
-        return self._seen if self._normalizer is None else self._normalizer.get_original_obs()
+        return self._policy_obs if self._normalizer is None else self._normalizer.get_original_obs()
 
     def _with_terminal_obs(self, dones: npt.NDArray[np.bool_], infos: list[dict[str, Any]]) -> Any:
         """The new observations; for environments that were reset, the last observation before the reset."""
