@@ -1,1 +1,1 @@
-"""How observations are kept: :mod:`.observation_store` on :mod:`.frame_store` on :mod:`.arena`."""
+"""How observations are stored: :mod:`.observation_store` on top of :mod:`.frame_store` on top of :mod:`.arena`."""

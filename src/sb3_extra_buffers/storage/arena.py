@@ -1,12 +1,12 @@
-"""Packed bytes, first in, first out.
+"""A ring buffer for the bytes of records: first in, first out.
 
-The arena is a ring: bytes are appended at ``head``, the oldest live byte is at ``tail``::
+Bytes are appended at ``head``, and the oldest live byte is at ``tail``::
 
     |....tail########head....limit|          |####head....tail######wrap|
              not wrapped                                wrapped
 
-It never compacts. When live bytes fill it, it grows by a small step, so that it stays close to the size of its live
-bytes even after it has been overwritten many times.
+The arena never compacts. When live bytes fill it, it grows by a small step, so its size stays close to that of its live
+bytes, even after they have been replaced many times.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.memory import Memory, PartOfBytes, saved_memory
 
 _SMALLEST_STEP = 1 << 16
+"""The initial memory of an arena, and the least by which it grows, in bytes."""
 
 
 class Arena:
-    """A growing ring of bytes. Blocks are contiguous: none is cut in two at the ring's end."""
+    """A ring of bytes that can grow. Every block is contiguous: none is split at the end of the ring."""
 
     def __init__(self) -> None:
         self.head = 0
         self.tail = 0
         self.limit = 0
-        """Bytes beyond it were never written, so they take no memory."""
+        """The size of the ring. Memory beyond it was never written, so it is not resident."""
         self.wrap: int | None = None
-        """Where the upper part of the live bytes ends, if the head has wrapped around."""
+        """The end of the live bytes above ``tail`` if the head has wrapped around, otherwise ``None``."""
         self._memory: Memory = AnonymousMemory(_SMALLEST_STEP)
 
     @property
@@ -47,7 +48,7 @@ class Arena:
 
     @property
     def nbytes(self) -> int:
-        """Memory that has been written, and so is resident, unless :meth:`discard_dead` has returned it."""
+        """The size of the ring: an upper bound of its resident memory."""
         return self.limit
 
     def allocate(self, size: int) -> int | None:
@@ -67,7 +68,7 @@ class Arena:
         return start
 
     def grow(self, size: int) -> tuple[int, int]:
-        """Make room for ``size`` bytes more.
+        """Make room for ``size`` more bytes.
 
         Returns ``(boundary, shift)``: blocks that started at ``boundary`` or later now start ``shift`` bytes later.
         """
@@ -78,8 +79,8 @@ class Arena:
             return self.limit, 0
         self._reserve(self.wrap + step)
         data, boundary, limit = self.data, self.tail, max(self.limit, self.wrap + step)
-        # No function is called from here until the caller has moved its blocks. Python handles Ctrl-C in calls, so it
-        # cannot come in between.
+        # No function is called from here until the caller has updated the starts of its blocks. Python handles Ctrl-C
+        # in calls, so it cannot come in between.
         data[self.tail + step : self.wrap + step] = data[self.tail : self.wrap]
         self.tail += step
         self.wrap += step
@@ -91,19 +92,19 @@ class Arena:
         self.data[start : start + len(data)] = data
 
     def free_until(self, start: int) -> None:
-        """Everything older than the block at ``start`` is dead."""
+        """Free all bytes that are older than the block at ``start``."""
         if self.wrap is not None and start < self.tail:
             self.wrap = None
         self.tail = start
 
     def discard_dead(self) -> None:
-        """Return the memory of dead bytes to the system: nothing will be appended any more."""
+        """Return the memory of dead bytes to the system. For arenas to which nothing will be appended any more."""
         if isinstance(self._memory, AnonymousMemory):
             for start, end in self._gaps():
                 self._memory.discard(start, end)
 
     def _gaps(self) -> list[tuple[int, int]]:
-        """Where no live bytes are."""
+        """The ranges without live bytes, as ``(start, end)``."""
         at, gaps = 0, []
         for start, end in sorted(self._live_ranges):
             gaps.append((at, start))
@@ -115,7 +116,7 @@ class Arena:
         self.wrap = None
 
     def distance(self, starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The distance of blocks from the tail, in the order in which they were written."""
+        """How far behind the tail each block starts, counted along the ring. Older blocks have lower numbers."""
         behind = starts - self.tail
         if self.wrap is not None:
             behind[behind < 0] += self.wrap
@@ -126,12 +127,12 @@ class Arena:
             self._memory.resize(max(size, len(self.data) * 9 // 8))
 
     def check(self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> None:
-        """Raise an error unless blocks lie in live ranges and do not overlap."""
+        """Raise an error unless all blocks lie in live ranges and none of them overlap."""
         order = np.argsort(starts, kind="stable")
         starts, ends = starts[order], (starts + lengths)[order]
         inside = np.zeros(len(starts), dtype=np.bool_)
         for low, high in self._live_ranges:
-            inside |= (starts >= low) & (starts <= high) & (ends <= high)  # a sum may have overflowed
+            inside |= (starts >= low) & (starts <= high) & (ends <= high)  # ends may have overflowed
         if not inside.all():
             first = int(inside.argmin())
             raise CorruptDataError(
@@ -151,7 +152,7 @@ class Arena:
         return [(0, self.head), (self.tail, self.wrap)]
 
     def state(self) -> State:
-        """All live bytes keep their places. Dead bytes are left out."""
+        """Live bytes keep their offsets. Dead bytes are left out."""
         if not self.live_bytes:
             return {"head": 0, "tail": 0, "wrap": None, "bytes": PartOfBytes(self.data[:0], [])}
         end = self.head if self.wrap is None else self.wrap
@@ -167,6 +168,6 @@ class Arena:
             raise state.error("head", f"and tail cannot be {self.head} and {self.tail}")
 
     def _restore_bytes(self, state: SavedState) -> int:
-        """Take over the bytes, and return how many they are."""
+        """Restore the bytes, and return how many there are."""
         self._memory, size = saved_memory(state, "bytes", _SMALLEST_STEP)
         return size

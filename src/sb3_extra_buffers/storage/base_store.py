@@ -1,4 +1,4 @@
-"""What all stores of observations have in common: shapes, dtypes, checks of what comes in, and checksums."""
+"""The base class of all observation stores: shapes, dtypes, checks of the input, and checksums."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ MakeZeros = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
 
 
 class BaseStore(ABC):
-    """The observations of one space (of one key in a Dict space): what SB3's arrays are in SB3's buffers.
+    """The observations of one space, or of one key of a Dict space. A store replaces the observation arrays of SB3.
 
-    They have ``n_slots`` × ``n_envs`` places in one or more *columns*. A replay buffer has two, observations and next
+    It has one or more *columns* of ``n_slots`` × ``n_envs`` places. A replay buffer has two: observations and next
     observations. A place that was never written reads as zeros, as in SB3.
 
-    An observation is written in three parts: :meth:`prepare` does all that can fail, :meth:`append` stores what is not
-    visible yet, and :meth:`place` puts it into a slot. Whatever happens in between, stored observations stay readable.
+    An observation is written in three parts: :meth:`prepare` does all that can fail, :meth:`append` stores the
+    observation where no slot refers to it yet, and :meth:`place` puts it into a slot. An interruption in between leaves
+    all stored observations readable.
 
-    :param as_float: Return float32, whatever the space's dtype.
-    :param divisor: What observations are divided by when they are read.
+    :param as_float: Return float32, whatever the dtype of the space.
+    :param divisor: Observations are divided by this number when they are read: 255 for images that SB3 normalizes.
     :param verify: Keep a checksum of every observation, and compare it when the observation is read.
-    :param lock: What threads must hold to change or read the store; by default its own.
+    :param lock: Threads must hold it to change or read the store. By default, the store has its own.
     """
 
     def __init__(
@@ -68,38 +69,38 @@ class BaseStore(ABC):
         self.lock = lock or BufferLock()
         self.digests = ObservationDigests(n_columns, n_slots, n_envs, make_zeros) if verify else None
         self.choice = ""
-        """What ``auto`` measured, and why it has chosen the method, for people."""
+        """What ``auto`` measured, and why it chose the method, as text for users."""
         self.slots_used = 0
-        """Slots from this one on have never been written, so nothing has to search them."""
+        """Slots from this one on hold no observations, so searches skip them."""
         self._make_zeros = make_zeros
         self._step_shape = (n_envs, *shape)
 
     @property
     @abstractmethod
     def label(self) -> str:
-        """The method in use, for people."""
+        """The compression method in use, as text for users."""
 
     @property
     @abstractmethod
     def payload_bytes(self) -> int:
-        """The size of stored observations."""
+        """The bytes of stored observations."""
 
     @property
     @abstractmethod
     def reference_bytes(self) -> int:
-        """The size of what the codec needs to decode them."""
+        """The bytes of reference frames, dictionaries, and the newest frames, which are raw."""
 
     @abstractmethod
     def index_bytes(self, filled: float) -> int:
-        """The size of what finds observations when this part of the slots is filled."""
+        """The bytes of the index that finds observations, when a share of the slots, ``filled``, is in use."""
 
     def checked(self, observations: npt.ArrayLike, n: int | None = None) -> npt.NDArray[Any]:
-        """Observations for ``n`` (by default all) environments, ready to be written, or an error."""
+        """Return the observations of ``n`` (by default all) environments, validated and in the stored dtype."""
         array = np.asarray(observations)
         if n is None and array.shape == self._step_shape:
-            pass  # as it nearly always is
+            pass  # the usual case
         elif array.shape != ((n := n or self.n_envs), *self.shape):
-            # As in SB3, a single environment may leave out its axis, and numbers may have any.
+            # As in SB3, a single environment may omit its axis, and scalar observations may have any shape.
             is_single = n == 1 and array.shape == self.shape
             if not is_single and (array.size != n or math.prod(self.shape) != 1):
                 raise ObservationError(
@@ -109,22 +110,22 @@ class BaseStore(ABC):
             array = array.reshape(n, *self.shape)
         if array.dtype != self.dtype:
             array = cast(array, self.dtype)
-        if not array.flags.writeable:  # numba would compile its kernels again for it
+        if not array.flags.writeable:  # numba would compile its kernels again for read-only arrays
             array = array.copy(order="K")
         return array if array.dtype is self.stored_dtype else saturate(array, self.stored_dtype)
 
     def checked_pair(self, observations: npt.ArrayLike, following: npt.ArrayLike) -> Any:
-        """The observations and next observations of a step, for :meth:`stage`, or an error."""
+        """Validate the observations and next observations of a step. The result is for :meth:`stage`."""
         return self.checked(observations), self.checked(following)
 
     @abstractmethod
     def stage(self, slot: int, pair: Any) -> Any:
-        """Store what :meth:`checked_pair` returned, not visible yet, and return it for :meth:`place_step`."""
+        """Store a pair from :meth:`checked_pair`, but in no slot yet. The result is for :meth:`place_step`."""
 
     def place_step(self, slot: int, staged: Any) -> None:
-        """Make a step the one in this slot. With one column, the next observation goes to the slot after it.
+        """Put a staged step into ``slot``. With one column, its next observations go to the slot after it.
 
-        Doing it twice does no harm.
+        The call is idempotent: if Ctrl-C interrupts it, repeat it.
         """
         following = (0, (slot + 1) % self.n_slots) if self.n_columns == 1 else (1, slot)
         self.place(((0, slot), following), staged)
@@ -139,35 +140,35 @@ class BaseStore(ABC):
 
     @abstractmethod
     def prepare(self, n_observations: int, slot: int | None = None) -> None:
-        """Make room for so many observations of each environment. All that can fail happens here.
+        """Make room for ``n_observations`` of each environment. All that can fail happens here.
 
-        :param slot: The slot of the first column that is going to be overwritten.
+        :param slot: The slot of column 0 that is going to be overwritten, if any.
         """
 
     @abstractmethod
     def append(self, observations: Sequence[npt.NDArray[Any]], lanes: Indices | None = None) -> Any:
-        """Take one or two :meth:`checked` observations of all environments, and return them for :meth:`place`."""
+        """Store one or two :meth:`checked` observations per lane, in no slot yet. The result is for :meth:`place`."""
 
     @abstractmethod
     def place(self, places: Sequence[tuple[int, int]], appended: Any, lanes: Indices | None = None) -> None:
-        """Put appended observations into columns and slots. Doing it twice does no harm."""
+        """Put appended observations into ``(column, slot)`` places. The call is idempotent."""
 
     @abstractmethod
     def is_shared(self, previous: int, slot: int) -> npt.NDArray[np.bool_]:
-        """Whether each next observation in slot ``previous`` is stored as the observation in ``slot``.
+        """Whether next observations in ``previous`` and observations in ``slot`` share storage, for each environment.
 
-        Then they are equal. Where they are not shared, they may still be equal.
+        If they do, they are equal. If they do not, they may be equal, too.
         """
 
     def finish_step(self) -> None:  # noqa: B027  # most stores have nothing to do
-        """To be called when a step is complete."""
+        """Called after each complete step."""
 
     def read(self, wanted: list[tuple[int, Indices]], envs: Indices, device: th.device = CPU) -> list[npt.NDArray[Any]]:
-        """The observations at ``(slots[i], envs[i])``, for each column and its slots in ``wanted``, as fresh arrays."""
+        """Return new arrays: for each ``(column, slots)`` in ``wanted``, the observations at ``slots[i], envs[i]``."""
         return self.converted(self.read_stored(wanted, envs, device))
 
     def converted(self, outs: list[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
-        """Stored observations as batches have them."""
+        """Convert stored observations to the dtype and range of batches."""
         if self.stored_dtype != self.output_dtype:
             outs = [out.astype(self.dtype).astype(self.output_dtype) for out in outs]
         return outs if self.divisor == 1.0 else [out / np.float32(self.divisor) for out in outs]
@@ -175,8 +176,8 @@ class BaseStore(ABC):
     def read_stored(
         self, wanted: list[tuple[int, Indices]], envs: Indices, device: th.device
     ) -> list[npt.NDArray[Any]]:
-        """The same in the dtype that they are stored in, before any normalization."""
-        if envs.dtype != np.int64:  # as NumPy 1 draws them on Windows
+        """Like :meth:`read`, but in the stored dtype and without normalization."""
+        if envs.dtype != np.int64:  # NumPy 1 draws int32 on Windows
             envs = envs.astype(np.int64)
         with self.lock.held:
             outs = [self.outputs.take((len(envs), *self.shape), self.stored_dtype, device) for _ in wanted]
@@ -184,7 +185,7 @@ class BaseStore(ABC):
         return outs
 
     def fill(self, wanted: list[tuple[int, Indices]], envs: Indices, outs: list[npt.NDArray[Any]]) -> None:
-        """The same, into given arrays. The caller must hold the lock."""
+        """Like :meth:`read_stored`, but into the arrays ``outs``. The caller must hold the lock."""
         self._fill(wanted, envs, outs)
         if self.digests is not None:
             for (column, slots), out in zip(wanted, outs, strict=True):
@@ -200,7 +201,7 @@ class BaseStore(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Raise :class:`~sb3_extra_buffers.errors.CorruptDataError` if anything here contradicts something else."""
+        """Raise :class:`~sb3_extra_buffers.errors.CorruptDataError` unless all invariants of the store hold."""
 
     @abstractmethod
     def state(self) -> State:

@@ -1,7 +1,8 @@
-"""Observations of a batch as arrays, for a process that does not have the store: compressed if that takes less.
+"""Observations of a batch as arrays that can be sent to another process: compressed if that is smaller.
 
-A block has the records that a batch needs, copied without decoding them, and for each row where its frames are in
-them. All rows of several blocks are decoded by one call of the kernel that reads from stores.
+A *block* contains the records that a batch needs, copied without decoding them. For each row of the batch, it says
+where in these records the row's frames are. The receiver decodes all rows of several blocks in one call of the kernel
+that also reads from stores.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ Block = dict[str, Any]
 _NO_RING, _NO_DICTIONARIES = np.zeros((1, 1, 1), dtype=np.uint8), np.zeros(1, dtype=np.int64)
 _PADDING = np.zeros(64, dtype=np.uint8)
 _MOST_CODECS = 8
+"""The size of the cache of codecs."""
 _codecs: dict[tuple[str, StackLayout], Codec] = {}
-"""Codecs that have decoded blocks: to make one takes as long as to decode some rows."""
+"""A cache of codecs that decode blocks: creating one takes as long as decoding some rows."""
 
 
 class BlockMaker:
@@ -40,7 +42,7 @@ class BlockMaker:
         self._encoded, self._index = JoinedArrays(1), JoinedArrays(1, 1, 1)
 
     def make(self, numbers: Indices, wanted: Wanted, envs: Indices) -> Block:
-        """The observations of two batches; see :meth:`.JoinedStores.fill`."""
+        """Make a block of the observations in two columns of a batch; see :meth:`.JoinedStores.fill`."""
         first = self._joined.stores[0]
         shape = (2, len(envs), *first.shape)
         block = self._records(numbers, wanted, envs) if isinstance(first, ObservationStore) else None
@@ -52,25 +54,28 @@ class BlockMaker:
         return block
 
     def _records(self, numbers: Indices, wanted: Wanted, envs: Indices) -> Block | None:
-        """Records; ``None`` where they need more than their bytes and reference frames, or are not all there are."""
+        """Make a block of records; ``None`` if that is not possible.
+
+        Blocks have no dictionaries and no raw frames from the ring. All stores must use the same codec.
+        """
         stores: Sequence[Any] = self._joined.stores
         first, layout = stores[0], stores[0].layout
         kernels = load_kernels("sb3_extra_buffers.storage.joined_kernels")
         if kernels is None or first.digests is not None or compiled_kernels(first.codec)[0] is None:
             return None
-        usual = _codec_of(first.recipe, layout)  # which decodes blocks
+        usual = _codec_of(first.recipe, layout)  # what the receiver decodes with
         for store in stores:
             if store._earlier or store.recipe != first.recipe or store.layout != layout:
                 return None
-            if not _is_like(store.codec, usual):  # loaded from a file of another version
+            if not _is_like(store.codec, usual):  # it was loaded from a file of another version
                 return None
         firsts = self._joined.firsts(numbers, wanted, envs)
         frames, group = [store.frames for store in stores], first.codec.frames_per_record
         encoded = self._encoded.take([part.encoded for part in frames], numbers, envs)[0][:, 0]
-        if firsts.min(initial=0) < 0 or (firsts + layout.stack > encoded).any():  # nothing there, or not in a record
+        if firsts.min(initial=0) < 0 or (firsts + layout.stack > encoded).any():  # never written, or still raw
             return None
         begins, ends = firsts // group, (firsts + layout.stack - 1) // group
-        # The records of a row: one range if those of its two observations overlap, otherwise one after the other.
+        # The records of a row: one range if those of its two observations overlap, otherwise two, one after the other.
         overlap = (begins[0] <= ends[1]) & (begins[1] <= ends[0])
         lowest, n_first = begins.min(axis=0), ends[0] - begins[0] + 1
         counts = np.where(overlap, ends.max(axis=0) - lowest + 1, n_first + ends[1] - begins[1] + 1)
@@ -97,7 +102,7 @@ class BlockMaker:
 
 
 def _is_like(codec: Codec, other: Codec) -> bool:
-    """Whether one codec decodes the records of the other, given their reference frames."""
+    """Whether one codec can decode the records of the other, given their reference frames."""
     return codec.record_format == other.record_format and all(
         getattr(codec, name) is getattr(other, name) or np.array_equal(getattr(codec, name), getattr(other, name))
         for name in ("distances", "predictors", "planes")
@@ -105,9 +110,9 @@ def _is_like(codec: Codec, other: Codec) -> bool:
 
 
 def _references(frames: Sequence[Any], numbers: Indices, references: Indices) -> tuple[Any, Indices]:
-    """The reference frames that records need, and for each record its one; ``None`` if they are no frames."""
+    """The reference frames that records need, and the number of each record's; ``None`` if they need dictionaries."""
     if frames[0].codec.record_format != "delta":
-        usual = frames[0].codec.reference_frames[:1].copy()  # what NO_REFERENCE stands for, if that is a frame
+        usual = frames[0].codec.reference_frames[:1].copy()  # the frame with the number NO_REFERENCE, if there is one
         return (usual if (references == NO_REFERENCE).all() else None), references
     used, numbered = np.unique(numbers << 32 | references, return_inverse=True)
     tables = [frames[key >> 32].codec.reference_frames[key & 0xFFFFFFFF] for key in used.tolist()]
@@ -117,11 +122,11 @@ def _references(frames: Sequence[Any], numbers: Indices, references: Indices) ->
 def fill_from(blocks: Sequence[tuple[slice, Block | None]], store: BaseStore, outs: list[npt.NDArray[Any]]) -> None:
     """Write the rows of blocks into a batch.
 
-    :param blocks: The rows of the batch that each block has, one after the other, and the block; ``None`` for rows that
-        are there already.
-    :param store: Any store of such observations.
+    :param blocks: Pairs of rows of the batch, in order, and the block that contains them; ``None`` instead of a block
+        for rows that are filled already.
+    :param store: Any store of observations with the same shape and dtype.
     """
-    # Neighbours that are alike at once. Usually these are all there are.
+    # Neighbouring blocks of one kind are decoded at once. Usually all blocks are of one kind.
     for kind, group in groupby(blocks, lambda pair: _kind(pair[1])):
         alike: list[Any] = list(group)
         parts = [out[alike[0][0].start : alike[-1][0].stop] for out in outs]
@@ -139,7 +144,7 @@ def _kind(block: Block | None) -> Any:
 
 
 def _decode(blocks: list[Any], store: BaseStore, outs: list[npt.NDArray[Any]]) -> None:
-    """Decode blocks that together have all rows."""
+    """Decode blocks of one kind, which together contain all rows of ``outs``."""
     first, counts = blocks[0], [block["firsts"].shape[1] for block in blocks]
     layout = StackLayout(store.shape, store.stored_dtype, *first["layout"])
     codec = _codec_of(first["recipe"], layout)

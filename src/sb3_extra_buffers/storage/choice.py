@@ -1,7 +1,7 @@
-"""``auto``: for some steps, several codecs store the same observations as the buffer. Then the best is chosen.
+"""How ``auto`` chooses a codec: in a *trial*, several codecs store the same steps as the buffer, and are measured.
 
-The rule: a codec that reads observations more slowly than SB3's buffer is not chosen, unless the user prefers memory.
-Among the others, the cost decides, which weighs bytes against time. Where no codec is worth it, none is used.
+Codecs that read observations more slowly than SB3's buffer are out, unless the user prefers memory. Among the others,
+the lowest cost wins, which weighs bytes against time. If no codec is worth it, observations stay uncompressed.
 """
 
 from __future__ import annotations
@@ -23,47 +23,54 @@ from sb3_extra_buffers.storage.reading_time import ColdMemory, ReadingTime, Sb3R
 from sb3_extra_buffers.storage.stacking import RGB, StackLayout
 
 TIME_WEIGHTS: dict[Preference, float] = {"speed": 4.0, "balanced": 0.85, "memory": 0.05}
-"""Cost is bytes times time to this power. When balanced, half the memory is worth a little more than twice the time."""
+"""The cost of a codec is its bytes per frame times its time raised to this exponent. When balanced, half the memory is
+worth a little more than twice the time."""
 TIME_WEIGHT = TIME_WEIGHTS["balanced"]
 SLOWEST_READ: dict[Preference, float] = {"speed": 0.87, "balanced": 0.87, "memory": 2.0}
-"""How long reading an observation may take, compared with SB3's buffer. Less than 1, because even many frames are read
-a little faster in a trial than in a full buffer..."""
+"""How long reading an observation may take, as a multiple of SB3's time. Unless the user prefers memory, it is below 1,
+because a codec reads a little faster in a trial than in a full buffer."""
 _IMPRECISION = 1.05
-"""... and how much longer if the codec is in use, or if nothing is that fast. Then a codec that is about as fast as SB3
-is better than none."""
+"""Reading may take this many times as long as ``SLOWEST_READ`` allows if the codec is in use already, or if no codec is
+fast enough: a codec that is about as fast as SB3 is better than none."""
 _ABOUT_AS_GOOD: dict[Preference, float] = {"speed": 1.15, "balanced": 1.15, "memory": 1.0}
-"""Costs are measured, so those up to so many times the lowest one count as the same. Of these codecs, the one that is
-read fastest is chosen."""
+"""Costs are measured, so all costs up to this multiple of the lowest one count as equal. Of these codecs, the one
+that reads fastest is chosen."""
 _USUAL_BATCH = 32
+"""The batch size for which to estimate how much faster several threads decode than one."""
 _FIXED_BYTES = 64
-"""About the size of a transition without its frame, whatever the codec."""
+"""Roughly how many bytes a transition takes beside its frame, with every codec."""
 _SMALL_ENOUGH: dict[Preference, float] = {"speed": 1 / 64, "balanced": 1 / 64, "memory": 0.0}
-"""Compressed to this part of a raw frame, further savings matter less and less."""
+"""Added to the size of every frame, as a share of a raw frame. So below this size, savings hardly lower the cost."""
 _LEAST_SAVING = 0.1
+"""A codec that makes frames less than this share smaller is not worth it."""
 _READS = 8
 """How often an observation is read for each time that it is stored: by DQN with its usual batches, and by PPO."""
 _MOST_LANES = 4
+"""Trials store the steps of at most this many environments."""
 SMALLEST_FRAME = 512
-"""Smaller frames are not compressed: finding their records would cost too much."""
+"""In bytes. Smaller frames are not compressed: looking up their records would cost too much."""
 _MEASURED_BYTES, _FEWEST_STEPS, _MOST_STEPS = 14 << 20, 128, 4096
-"""Uncompressed frames that make a trial long enough. Of fewer frames, a processor learns the branches that decoding
-takes, and seems to read them up to three times as fast as those of a full buffer."""
+"""The bytes of raw frames that a long trial measures, and the fewest and the most steps that it takes. With fewer
+frames, the processor learns to predict the branches of the decoder. Then reading seems to be up to three times as fast
+as in a full buffer."""
 _STAY: dict[Preference, float] = {"speed": 0.75, "balanced": 0.75, "memory": 0.95}
-"""The codec in use is only replaced by one that costs this part or less."""
+"""The codec in use is only replaced by one whose cost is at most this share of its own."""
 
 
 class PlannedTrials(NamedTuple):
-    """When ``auto`` tries several codecs, for how many steps, and when it does not: if the first is good enough."""
+    """A trial that ``auto`` plans from the start."""
 
     begin: int
+    """The step at which the trial begins."""
     n_steps: int | None
-    """``None``: as many as it takes to measure reading well."""
+    """How many steps it takes; ``None`` for as many as it takes to measure reading well."""
     good_enough: float
+    """The trial is left out if the first codec compresses frames to at most this share of their size."""
 
 
 TRIALS = [
     PlannedTrials(begin=64, n_steps=64, good_enough=1 / 4),
-    # The first steps of an episode are often all alike, so the choice is checked once more.
+    # The first steps of an episode often look alike, so the choice is checked again later.
     PlannedTrials(begin=384, n_steps=128, good_enough=1 / 20),
     PlannedTrials(begin=1536, n_steps=None, good_enough=1 / 20),
 ]
@@ -71,7 +78,7 @@ TRIALS = [
 NONE = CodecRecipe(parse_method("none"))
 DELTA = CodecRecipe(parse_method("delta"))
 _SHORT_CHAINS = CodecRecipe(parse_method("delta"), {"frames_per_record": 4})
-"""Larger and faster to read. For frames that change a lot and are not stacked: a stack would need several of them."""
+"""Less compression, but faster to read. For observations that are not stacked: a stack would need several records."""
 BITPACK = CodecRecipe(parse_method("bitpack"))
 """For images full of noise, such as those of cameras."""
 _PIXEL_LZ = CodecRecipe(parse_method("pixel-lz"))
@@ -82,8 +89,9 @@ DELTA_ZSTD = CodecRecipe(parse_method("delta-zstd"))
 _FOR_MEMORY = [DELTA_ZSTD, CodecRecipe(parse_method("delta-zstd"), {"frames_per_record": 4})]
 _LONG_RECORDS = CodecRecipe(DELTA_ZSTD.method, {"frames_per_record": 16})
 _SHORT_FRAME = 1 / 28
-"""Up to this part of a raw frame, long records are smaller and read in about the same time: an observation is in fewer
-of them. If frames are larger, so much has to be decompressed that sampling becomes clearly slower."""
+"""If frames are compressed to at most this share of a raw one, long records save memory and are read in about the same
+time, because an observation is in fewer of them. With larger frames, libzstd has to decompress so many bytes per record
+that sampling becomes clearly slower."""
 _FOR_MEMORY_OF_RGB = [CodecRecipe(parse_method("delta-zstd"), {"indexed_colour": True})]
 
 
@@ -99,7 +107,7 @@ def first_recipe(layout: StackLayout, prefer: Preference) -> CodecRecipe:
 
 
 def with_best_length(recipe: CodecRecipe, ratio: float) -> CodecRecipe:
-    """``delta-zstd`` with the frames per record that suit frames compressed to ``ratio``; other recipes unchanged."""
+    """Choose the frames per record of ``delta-zstd`` for frames compressed to ``ratio``. Return other recipes as is."""
     if recipe not in (DELTA_ZSTD, _LONG_RECORDS):
         return recipe
     return _LONG_RECORDS if ratio <= _SHORT_FRAME else DELTA_ZSTD
@@ -107,7 +115,7 @@ def with_best_length(recipe: CodecRecipe, ratio: float) -> CodecRecipe:
 
 @dataclass(frozen=True)
 class Trial:
-    """What a codec achieved: bytes per frame, and microseconds to store and to read an observation."""
+    """What was measured for a codec: bytes per frame, and microseconds to store and to read an observation."""
 
     recipe: CodecRecipe
     raw_bytes: int
@@ -115,7 +123,7 @@ class Trial:
     storing: float
     reading: float
     has_references: bool = False
-    """Whether a frame of its own is needed to read an observation."""
+    """Whether reading an observation also reads a reference frame."""
 
     def cost(self, prefer: Preference) -> float:
         memory = self.frame_bytes + _FIXED_BYTES + _SMALL_ENOUGH[prefer] * self.raw_bytes
@@ -127,10 +135,10 @@ class Trial:
 
 
 class Trials:
-    """Stores of several codecs, which get the same steps as the buffer for a while.
+    """Stores with several codecs, which get the same steps as the buffer for a while.
 
-    :param n_steps: For so many steps; by default, for as many as it takes to measure reading well.
-    :param most_steps: For no more steps than these by default.
+    :param n_steps: The number of these steps; by default, as many as it takes to measure reading well.
+    :param most_steps: The limit of this default. At least ``_FEWEST_STEPS`` steps are taken nevertheless.
     :param current: The codec in use, which is only replaced by one that is clearly better.
     """
 
@@ -158,7 +166,7 @@ class Trials:
             _Candidate(recipe, layout, n_lanes) for recipe in recipes if recipe.method.name in installed
         ]
         self._prefer, self._current, self._stack, self._n_lanes = prefer, current, layout.stack, n_lanes
-        # SB3 does most of its work by one thread, and so do we without a compiled kernel.
+        # SB3 does most of its work in one thread, and so does this library without a compiled kernel.
         is_compiled = has_numba()
         self._speedup = expected_speedup(2 * _USUAL_BATCH * layout.stack * layout.frame.nbytes) if is_compiled else 1.0
         measured_steps = _MEASURED_BYTES // (frame_bytes * n_lanes)
@@ -169,14 +177,14 @@ class Trials:
         self._unread = deque([self._measure_sb3, *(candidate.measure_reading for candidate in self._candidates)])
 
     def add(self, observations: npt.NDArray[Any]) -> None:
-        """Store a step of all environments with each codec. Afterwards, measure for a moment how fast one of them is.
+        """Store a step with each codec. Once all steps are stored, measure one of the codecs for a moment.
 
-        No call takes long, so memory is taken and given back little by little as well.
+        No call may take long, so memory is allocated and released little by little, too.
         """
         if self._cold is None:
             return
         if self._step < self._n_steps:
-            if self._step == self._n_steps // 2:  # a codec learns from the first half, and the second half is measured
+            if self._step == self._n_steps // 2:  # codecs learn from the first half; the second half is measured
                 for candidate in self._candidates:
                     candidate.begin_to_measure()
             for candidate in self._candidates:
@@ -186,7 +194,7 @@ class Trials:
         elif self._unread:
             if self._unread[0](self._cold):
                 self._unread.popleft()
-            else:  # in turn, so that the machine is as busy for one as for another
+            else:  # in turn, so that a busy machine affects all of them alike
                 self._unread.rotate(-1)
         elif self._cold.shrink():
             self._cold = None
@@ -201,7 +209,7 @@ class Trials:
 
     def _results(self) -> list[Trial]:
         none, *others = (candidate.result() for candidate in self._candidates)
-        # In a full buffer, a reference frame is in no cache, and reading it takes about as long again as copying it.
+        # In a full buffer, reference frames are in no cache. Fetching one takes about as long as reading a raw frame.
         extra = {True: none.reading / self._stack, False: 0.0}
         return [none, *(replace(trial, reading=trial.reading + extra[trial.has_references]) for trial in others)]
 
@@ -222,17 +230,17 @@ class Trials:
         return stay[0] if stay and best.cost(self._prefer) > _STAY[self._prefer] * stay[0].cost(self._prefer) else best
 
     def _limit(self) -> float:
-        """How long one thread may take to read an observation, so that sampling takes as long as from SB3's buffer."""
+        """The microseconds in which one thread must read an observation for sampling to be as fast as SB3's."""
         return self._speedup * self._sb3.microseconds
 
     def __str__(self) -> str:
-        """What was measured, for people."""
+        """What was measured, as text for users."""
         limit = f"more than {self._limit():.1f} µs would be slower than SB3"
         return f"{'; '.join(map(str, self._results()))}; {limit}"
 
 
 class _Candidate:
-    """One codec, and what it has needed so far."""
+    """One codec, its store, and what was measured so far."""
 
     def __init__(self, recipe: CodecRecipe, layout: StackLayout, n_lanes: int) -> None:
         self._recipe = recipe
@@ -246,10 +254,11 @@ class _Candidate:
     def begin_to_measure(self) -> None:
         store = self._store
         self._seconds, self._n_observations, self._first = 0.0, 0, int(store.heads.max())
-        # In case that less is encoded from now on than waits to be.
+        # Keep the frames that wait in the ring now, too. If fewer frames are encoded from now on, measure_reading()
+        # begins before self._first, and must find no released frame there.
         oldest = int(store.heads.min()) - store.ring.shape[1] - self._layout.stack - 1
         self._oldest = np.full(store.n_lanes, max(oldest, 0))
-        store.take_mean_frame_bytes()  # of what was encoded so far
+        store.take_mean_frame_bytes()  # begin a new mean
 
     def store(self, observations: npt.NDArray[Any]) -> None:
         began = cpu_time()
@@ -258,10 +267,10 @@ class _Candidate:
         self._n_observations += len(observations)
 
     def measure_reading(self, cold: ColdMemory) -> bool:
-        """Measure for a moment how long reading takes. Returns whether that was enough."""
+        """Measure for a moment how long reading takes. Returns whether that completes the measurement."""
         store = self._store
         if self._reading is None:
-            # Frames that wait for their record are raw, so with "none" they are read as all others are.
+            # Only encoded frames are read, except with "none": its records are as raw as the frames in the ring.
             stop = int((store.heads if self._recipe == NONE else store.encoded).min()) - self._layout.stack
             first = max(min(self._first, stop - 1), 0)
             self._reading = ReadingTime(StoreReader(store, self._lanes, first, stop))

@@ -1,8 +1,8 @@
-"""Gathering by a compiled kernel, which decodes no more of a record than it needs.
+"""Reading batches with a compiled kernel, which decodes no more of a record than it needs.
 
-It knows the records of most codecs; see :attr:`.Codec.record_format`. Most of the time of a small batch is spent in
-Python. So the kernel looks up the frames of observations itself, and gets addresses instead of arrays. They are
-written to a table again only when an array has been replaced.
+The kernel can decode the records of most codecs; see :attr:`.Codec.record_format`. Small batches spend most of their
+time in Python. So the kernel looks up the frames of observations itself, and takes the addresses of arrays from a
+table. The table is only written again when an array has been replaced.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _ALL_ROWS = slice(None)
 _NO_CONTEXTS: Indices = np.zeros(0, dtype=np.int64)
 NO_NUMBERS: Indices = np.zeros(0, dtype=np.int64)
 _ARRAYS = attrgetter("base", "ring", "encoded", "index", "codec", "codec.dictionary_addresses")
-"""What the table knows about a frame store..."""
+"""The attributes of a frame store that its row of the table depends on..."""
 _GROWING_ARRAYS = attrgetter("arena.data", "codec.reference_frames")
-"""... and arrays whose memory can grow in place only while nobody else refers to them. So the table has weak references
-to these."""
+"""... and those whose memory can only grow in place while nothing else refers to them. So only weak references to these
+arrays are kept."""
 
 
 class GatheredFrames(Protocol):
-    """What gathering reads of a :class:`.FrameStore`, which describes these attributes."""
+    """The part of a :class:`.FrameStore` that gathering reads. The attributes are described there."""
 
     codec: Codec
     layout: StackLayout
@@ -55,7 +55,7 @@ class GatheredFrames(Protocol):
 
 
 class ObservationsByFrame(Protocol):
-    """What it reads of an :class:`.ObservationStore`."""
+    """The part of an :class:`.ObservationStore` that gathering reads."""
 
     n_slots: int
     n_envs: int
@@ -64,27 +64,27 @@ class ObservationsByFrame(Protocol):
 
     @property
     def frame_stores(self) -> Sequence[GatheredFrames]:
-        """The one in use first, then those of codecs that it replaced, the latest first."""
+        """The frame store in use, then those of replaced codecs, the newest first."""
         ...
 
 
 class Sources:
-    """What the kernel knows about stores of the same observations, from all of which one call reads.
+    """A table that describes stores of like observations to the kernel, so that one call reads from all of them.
 
-    It is a table. Each row, a *source*, is about a frame store: the one in use, or that of a codec that was replaced.
+    Each row of the table, a *source*, describes one frame store: the one in use, or that of a replaced codec.
     """
 
     def __init__(self) -> None:
         self._layout: StackLayout | None = None
-        """That of all stores in the table."""
+        """The layout of all stores in the table."""
         self._n_sources: list[int] = []
-        """For each store, how many sources it has."""
+        """The number of sources of each store."""
         self._newest: Indices = NO_NUMBERS
-        """For each store, its first source, the one in use; empty if stores have one source each."""
+        """For each store, its first source, which is the one in use; empty if every store has one source."""
         self._described: list[tuple[Any, ...]] = []
-        """For each source, the arrays whose addresses are in the table; empty if there are none."""
+        """For each source, the objects that it was described from; an empty tuple if it has to be described again."""
         self._growing: list[tuple[Any, ...]] = []
-        """The same for arrays that grow: weak references."""
+        """For each source, weak references to the arrays that can grow in place."""
         self._kernels: Any = None
         self._table: Any = None
         self._decompresses = False
@@ -99,11 +99,11 @@ class Sources:
     ) -> Indices | None:
         """Write observations into ``outs``, and return the rows that are left to the caller.
 
-        These are rows whose observation does not exist, those with an observation by one codec and its successor by
-        another, and those of an earlier codec without a kernel, or of any before it. Returns ``None`` if a codec in use
-        has no kernel.
+        The caller has to fill rows with an observation that was never written, rows whose two observations are stored
+        by different codecs, and rows of a replaced codec without a kernel, or of a codec replaced before that one.
+        Returns ``None`` if the kernel cannot read from these stores at all.
 
-        :param numbers: For each row, the number of its store, in order; empty if there is only one store.
+        :param numbers: For each row, the number of its store, in ascending order; empty if there is only one store.
         """
         store = stores[0]
         (column_0, slots_0), (column_1, slots_1) = wanted[0], wanted[1] if len(wanted) > 1 else (-1, wanted[0][1])
@@ -136,10 +136,10 @@ class Sources:
             run_kernel(run, self._decompresses, frames)
 
         fill_frames(store.layout, outs, gather)
-        return np.sort(np.concatenate(left)) if left else NO_NUMBERS  # threads may have added to it in any order
+        return np.sort(np.concatenate(left)) if left else NO_NUMBERS  # threads append to it in any order
 
     def _describe(self, stores: Sequence[ObservationsByFrame]) -> bool:
-        """Bring the table up to date; false if a store has no kernel, or another layout than the first one."""
+        """Bring the table up to date. Returns false if a store has no kernel, or another layout than the first one."""
         sources = [store.frame_stores for store in stores]
         if stores[0].layout is not self._layout or [*map(len, sources)] != self._n_sources:
             self._begin(stores[0].layout, [*map(len, sources)])
@@ -159,7 +159,7 @@ class Sources:
         total = sum(n_sources)
         newest = np.cumsum([0, *n_sources[:-1]], dtype=_INT64) if total > len(n_sources) else NO_NUMBERS
         described, growing = [()] * total, [()] * total
-        # All at once, for Ctrl-C.
+        # In one assignment: Ctrl-C must not leave some old values and some new ones.
         self._layout, self._n_sources, self._newest, self._table, self._described, self._growing = (
             layout, n_sources, newest, None, described, growing,
         )  # fmt: skip
@@ -174,14 +174,15 @@ class Sources:
     def _describe_source(
         self, number: int, store: ObservationsByFrame, frame_stores: Sequence[GatheredFrames], age: int
     ) -> bool:
-        """Describe the first of some frame stores; false if there is no kernel for the one in use.
+        """Write the first of ``frame_stores`` into the table. Returns false if the codec in use has no kernel.
 
-        :param age: How many of the store's frame stores are newer.
+        :param frame_stores: A frame store, and all older ones of ``store``.
+        :param age: How many frame stores of ``store`` are newer.
         """
         frames, *earlier = frame_stores
         kernels, decompress = compiled_kernels(frames.codec)
         if kernels is None:
-            return age > 0  # the row stays empty, and what is in this source or before it is left to the caller
+            return age > 0  # the source stays empty: the caller reads observations of this codec and of older ones
         if self._table is None:
             self._kernels, self._table = kernels, np.zeros(len(self._described), dtype=kernels.SOURCE)
         _describe(kernels, self._table, number, frames, decompress)
@@ -192,7 +193,7 @@ class Sources:
 
 
 def _plain(numbers: Indices) -> Indices:
-    """The same numbers in an array that kernels accept."""
+    """The same numbers in the form that kernels need: a contiguous and writable array of int64."""
     return numbers if numbers.dtype == _INT64 and numbers.flags.carray else np.array(numbers, dtype=_INT64)
 
 
@@ -203,7 +204,7 @@ def fill_rows(
     outs: list[npt.NDArray[Any]],
     fill: Callable[[Wanted, Indices, list[npt.NDArray[Any]]], object],
 ) -> None:
-    """Fill some rows of a batch, with a function that fills whole batches."""
+    """Fill ``rows`` of a batch with ``fill``, a function that can only fill whole batches."""
     parts = [np.empty((len(rows), *out.shape[1:]), dtype=out.dtype) for out in outs]
     fill([(column, slots[rows]) for column, slots in wanted], envs[rows], parts)
     for part, out in zip(parts, outs, strict=True):
@@ -224,8 +225,10 @@ def fill_frames(layout: StackLayout, outs: list[npt.NDArray[Any]], gather: Calla
 
 
 def gather_frames(frames: GatheredFrames, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> bool:
-    """Fill batches with runs of consecutive frames; see :func:`.gathering.gather_frames`. False if there is no kernel
-    for that."""
+    """Fill batches with runs of consecutive frames. Returns false if there is no kernel for that.
+
+    See :func:`.gathering.gather_frames`.
+    """
     kernels, decompress = compiled_kernels(frames.codec)
     if kernels is None or len(outs) > 2:
         return False
@@ -254,8 +257,7 @@ def _describe(kernels: Any, table: Any, number: int, frames: GatheredFrames, dec
 
 
 def compiled_kernels(codec: Codec) -> tuple[Any, int]:
-    """The kernels, if they know the codec's records, and the address of libzstd's function that decompresses these, or
-    0."""
+    """The kernels that decode a codec's records, or ``None``; and the address of libzstd's function for them, or 0."""
     record_format = codec.record_format
     needs_libzstd = record_format in ("zstd", "delta-zstd")
     decompress = libzstd.decompress_function() if needs_libzstd else 0
@@ -264,9 +266,11 @@ def compiled_kernels(codec: Codec) -> tuple[Any, int]:
 
 
 def run_kernel(run: Callable[[slice, Indices, Team], int], needs_contexts: bool, outs: list[Bytes]) -> None:
-    """Fill a batch by several threads.
+    """Fill a batch with several threads.
 
-    ``run(rows, contexts, team)`` returns how many threads came in time to do something; 0 if bytes are corrupt.
+    :param run: ``run(rows, contexts, team)`` fills some rows. It returns how many threads started before all work was
+        done; 0 if bytes are corrupt.
+    :param needs_contexts: Whether each thread needs a decompression context of libzstd.
     """
 
     def work(rows: slice, team: Team) -> int:

@@ -1,4 +1,4 @@
-"""The user's options, checked once."""
+"""The storage options that a user passes to a buffer, checked once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Preference = Literal["speed", "balanced", "memory"]
 
 @dataclass(frozen=True)
 class CodecRecipe:
-    """A method with its options: all that is needed to create a codec for any frames."""
+    """A method with its options: all that is needed to create a codec for frames of any kind."""
 
     method: Method
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class CodecRecipe:
 
     @classmethod
     def restored(cls, state: SavedState) -> CodecRecipe:
-        """What :meth:`state` gave."""
+        """The recipe whose :meth:`state` this is."""
         options = decode(state.value("options"))
         if not isinstance(options, dict):
             raise state.error("options", f"must be names and values, not {options!r}")
@@ -48,14 +48,15 @@ class CodecRecipe:
 
 @dataclass(frozen=True)
 class StorageConfig:
-    """How to store observations. ``None`` for a dtype means whatever is lossless."""
+    """How to store observations."""
 
     recipe: CodecRecipe | None
     """``None`` means ``auto``."""
     elem_type: np.dtype[Any] | None = None
+    """The dtype to store observations in; ``None`` means their own, which is lossless."""
     frame_stack: FrameStack = "auto"
     prefer: Preference = "balanced"
-    """What ``auto`` looks for."""
+    """What ``auto`` optimizes for."""
 
     @classmethod
     def from_arguments(
@@ -78,7 +79,7 @@ class StorageConfig:
             raise ConfigurationError(f"prefer must be 'speed', 'balanced' or 'memory', not {prefer!r}.")
         method = parse_method(compression_method)
         options = {**(compression_kwargs or {}), **(decompression_kwargs or {})}
-        # Version 0.5 took dtypes as options, too. Its zstd had a number of threads.
+        # Version 0.5 accepted dtypes among the codec's options, too, and a number of threads for zstd.
         dtypes |= {name: options.pop(name) for name in ("elem_type", "runs_type") if name in options}
         if method.name == "zstd":
             options.pop("threads", None)
@@ -97,7 +98,7 @@ class StorageConfig:
         )
 
     def stored_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        """The dtype that values of ``dtype`` are stored in. Warns if that is lossy."""
+        """The dtype in which values of ``dtype`` are stored. Warns if that is lossy."""
         if self.elem_type is None:
             return dtype
         if not np.can_cast(dtype, self.elem_type, "safe"):
@@ -129,7 +130,7 @@ def _number_type(name: str, given: npt.DTypeLike) -> np.dtype[Any]:
 
 
 def saturate(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Cast to ``dtype``. Values beyond its range become its limits. NaN becomes 0 in integers."""
+    """Cast to ``dtype``. Values outside its range become its limits, and NaN becomes 0 in integers."""
     if values.dtype == dtype:
         return values
     if dtype.kind == "b":
@@ -142,7 +143,7 @@ def saturate(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]
     if values.dtype.kind == "f":
         values = np.nan_to_num(values, nan=0.0, posinf=np.inf, neginf=-np.inf)
         high = values.dtype.type(bounds.max)
-        if int(high) > bounds.max:  # the largest int64 is no float64, and the next float64 would overflow
+        if int(high) > bounds.max:  # the largest int64 is not a float64: it was rounded up, and would overflow
             high = np.nextafter(high, values.dtype.type(0))
         limits = (values.dtype.type(bounds.min), high)
     else:
@@ -152,7 +153,10 @@ def saturate(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]
 
 
 def cast(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Observations in the dtype of their space, as SB3 does it, unless that would change values."""
+    """Cast observations to the dtype of their space.
+
+    As in SB3, casts within a kind, such as float64 to float32, may round. Other casts must not change any value.
+    """
     if np.can_cast(array.dtype, dtype, "same_kind"):
         return array.astype(dtype)
     if array.dtype.kind in "biuf":

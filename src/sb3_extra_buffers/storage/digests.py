@@ -21,9 +21,9 @@ UNKNOWN = 0
 
 def digests_of(observations: npt.NDArray[Any]) -> Digests:
     """The checksum of each of ``observations``: xxh3 of its bytes."""
-    shape = len(observations), math.prod(observations.shape[1:])  # not -1, which an empty batch leaves open
+    shape = len(observations), math.prod(observations.shape[1:])  # not -1, which is ambiguous for an empty batch
     rows = np.ascontiguousarray(observations).reshape(shape).view(np.uint8)
-    # 0 means UNKNOWN.
+    # Not 0, which means UNKNOWN.
     return np.array([xxhash.xxh3_64_intdigest(row.data) or 1 for row in rows], dtype=np.uint64)
 
 
@@ -44,7 +44,7 @@ class ObservationDigests:
         return sum(column.nbytes for column in self.columns)
 
     def compare(self, column: int, slots: Indices, envs: Indices, observations: npt.NDArray[Any]) -> None:
-        """Raise an error if one of ``observations``, read from these places, is not the one that was stored there."""
+        """Raise an error if one of ``observations``, read from these places, differs from what was stored there."""
         expected = self.columns[column][slots, envs]
         differs = (digests_of(observations) != expected) & (expected != UNKNOWN)
         if differs.any():

@@ -1,8 +1,8 @@
-"""Packed bytes that never move, for memory that lies in a file.
+"""An arena that never moves bytes: for memory that is a file, and for large rings.
 
-Live bytes are a list of *extents*, oldest first. New bytes go to the end of the newest extent, or start another one in
-a large gap. In a buffer on disk, bytes that die are *held*, because its last flushed state still refers to them. They
-are overwritten only after :meth:`ExtentArena.release_held`.
+Live bytes are a list of *extents*, oldest first. New bytes extend the newest extent, or begin another one in a large
+gap. In a buffer on disk, bytes that die are *held*, because the state of the last flush still refers to them. They are
+only overwritten after :meth:`ExtentArena.release_held`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from sb3_extra_buffers.storage.arena import Arena
 from sb3_extra_buffers.storage.memory import FileMemory, Memory, PartOfBytes, saved_memory
 
 _SMALLEST_STEP = 1 << 20
+"""The least by which a file grows, in bytes."""
 _MOST_EXTENTS = 10_000
+"""The most extents in a saved state that is taken for valid."""
 _MOST_BYTES_TO_MOVE = 8 << 20
-"""When an arena grows: about 2 ms."""
+"""A ring that would have to move more bytes to grow becomes an extent arena. Moving this many takes about 2 ms."""
 
 _ARENA_NAME = re.compile(r".+\.[0-9a-f]{8}\.arena", re.DOTALL)
 
@@ -40,7 +42,7 @@ class ExtentArena(Arena):
 
     @classmethod
     def in_place_of(cls, ring: Arena) -> ExtentArena:
-        """An arena with the bytes of ``ring``, where they are."""
+        """An arena that takes over the memory of ``ring``. No byte moves."""
         arena = cls(ring._memory)
         arena.limit, arena._live = ring.limit, [(start, end) for start, end in ring._live_ranges[::-1] if end > start]
         return arena
@@ -64,7 +66,7 @@ class ExtentArena(Arena):
             if any(low == start and high - low >= size for low, high in gaps):
                 self._live[-1] = (first, start + size)
                 return start
-        # Small gaps are not used until they have become larger.
+        # Only large gaps are used. Small ones grow, as their neighbours die.
         start, end = max(gaps, key=lambda gap: gap[1] - gap[0], default=(0, 0))
         if end - start < max(size, self.limit // 32, 1):
             return None
@@ -74,7 +76,7 @@ class ExtentArena(Arena):
     def grow(self, size: int) -> tuple[int, int]:
         if isinstance(self._memory, FileMemory):
             larger = self.limit + max(size, self.limit // 16, _SMALLEST_STEP)
-        else:  # to grow costs next to nothing
+        else:  # growing costs next to nothing
             larger = self.limit + max(size, self.limit // 64)
         if larger > len(self.data):
             self._memory.resize(larger)
@@ -82,7 +84,7 @@ class ExtentArena(Arena):
         return larger, 0
 
     def free_until(self, start: int) -> None:
-        # Held before they are dead: if this is interrupted in between, they are only kept longer.
+        # Bytes are held first, and then no longer live: an interruption in between only keeps them longer.
         while self._live and not self._live[0][0] <= start < self._live[0][1]:
             self._hold(*self._live[0])
             del self._live[0]
@@ -97,7 +99,7 @@ class ExtentArena(Arena):
         self._live = []
 
     def release_held(self) -> None:
-        """Reuse dead bytes: a flush has replaced the state that referred to them."""
+        """Let held bytes be overwritten: a flush has replaced the state that referred to them."""
         self._held = []
 
     def _hold(self, start: int, end: int) -> None:
@@ -148,7 +150,7 @@ class ExtentArena(Arena):
             at = end
 
     def _named_memory(self, state: SavedState) -> FileMemory:
-        """The file that the saved state names, in the same folder as this arena's own."""
+        """Map the file that the saved state names, in the folder of this arena's own file."""
         name = state.value("file")
         if not isinstance(self._memory, FileMemory) or not isinstance(name, str) or not is_arena_name(name):
             raise state.error("bytes", "is missing")
@@ -160,18 +162,18 @@ class ExtentArena(Arena):
 
 
 def ready_to_grow(arena: Arena) -> Arena:
-    """An arena with the same bytes that does not have to move many of them when it grows."""
+    """Return this arena or, if growing would move many bytes, one with the same bytes that never moves any."""
     moves = type(arena) is Arena and arena.wrap is not None and arena.wrap - arena.tail > _MOST_BYTES_TO_MOVE
     return ExtentArena.in_place_of(arena) if moves else arena
 
 
 def is_arena_name(name: str) -> bool:
-    """Whether this is the name of an arena's file. A name in an untrusted state could lead out of the folder."""
+    """Whether this is the name of an arena's file. In an untrusted state, a name could lead out of the folder."""
     return bool(_ARENA_NAME.fullmatch(name)) and Path(name).name == name
 
 
 def _extents_of_ring(state: SavedState) -> list[list[int]]:
-    """The live bytes of a plain :class:`.Arena`, oldest first."""
+    """The extents of a saved :class:`.Arena`, oldest first."""
     head, tail = state.integer("head"), state.integer("tail")
     if not state.has("wrap"):
         return [[tail, head]] if head != tail else []
@@ -179,5 +181,6 @@ def _extents_of_ring(state: SavedState) -> list[list[int]]:
 
 
 def _bound(extent: Any, which: int) -> int:
+    """The start (0) or end (1) of a saved extent; -1 if it is not valid."""
     value = extent[which] if isinstance(extent, list) and len(extent) == 2 else None
     return value if type(value) is int else -1

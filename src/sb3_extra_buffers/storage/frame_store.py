@@ -1,9 +1,9 @@
 """Frames of several lanes, most of them compressed.
 
 A lane is one environment's frames in the order of arrival, numbered from zero. The newest frames of a lane wait in a
-small ring of raw frames. As soon as there are ``frames_per_record`` of them, the codec turns them into a record in the
-arena. Record ``r`` of a lane holds the frames from ``r * frames_per_record`` on, so a frame is found by division. An
-index tells where the records are.
+small ring of raw frames. The codec encodes ``frames_per_record`` of them as one record, which goes to the arena. Record
+``r`` of a lane holds the frames from ``r * frames_per_record`` on, so a division finds the record of a frame. An index
+stores where each record is.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from sb3_extra_buffers.storage.record_index import RecordIndex
 from sb3_extra_buffers.storage.stacking import MemoryForm, StackLayout, numbers_from
 
 _FEW_LANES = 16
+"""Up to this many lanes, the rings have room for another record."""
 _BYTE = np.dtype(np.uint8)
 _LARGE_INDEX = 1 << 12
-_MOST_WAITING = 1 << 16  # no version has had a ring of more frames
+"""An index of at least this many records per lane has its full size from the start."""
+_MOST_WAITING = 1 << 16  # no version has had a ring with more frames
 
 
 class FrameStore:
-    """Appends observations to ``n_lanes`` lanes, sharing frames with the observation before."""
+    """The frames of ``n_lanes`` lanes. An observation that is appended shares frames with the one before."""
 
     def __init__(
         self,
@@ -45,10 +47,10 @@ class FrameStore:
         expected_frames: int = 0,
     ) -> None:
         """
-        :param observations_at_once: For how many observations per lane :meth:`make_room` may be called.
+        :param observations_at_once: The most observations per lane for which :meth:`make_room` is called.
         :param begin_after: For each lane, the lowest frame number that this store may use.
-        :param expected_frames: How many each lane is going to have, if that is known. The index of a large store has
-            room for them from the start, because copying it would take long. Until it is written, it takes no memory.
+        :param expected_frames: How many frames each lane is going to have, if that is known. A large index has room for
+            them from the start, because copying it would take long. Until it is written, it takes no memory.
         """
         self.codec = codec
         self.layout = layout
@@ -64,7 +66,7 @@ class FrameStore:
         """The number of the next frame of each lane."""
         self.newest = NewestObservations(n_lanes, layout.stack)
         self.encoded = self.base.copy()
-        """Of each lane: frames before this number are in records, the others are in the ring."""
+        """For each lane: frames before this number are in records, the others are in the ring."""
         self._most_waiting = 0
         """An upper bound of the frames that any lane has in the ring."""
         self._bytes_encoded = 0
@@ -72,12 +74,12 @@ class FrameStore:
         capacity = expected_frames // group * 9 // 8
         self.index = RecordIndex(n_lanes, capacity if capacity >= _LARGE_INDEX else 8)
         self.held: dict[str, int] = {}
-        """References that segments have brought, by checksum. They are kept for records of the next segment."""
+        """The numbers of references that came with segments, by checksum. The next segment may need them again."""
 
     def append(self, lanes: Indices, observations: npt.NDArray[Any], oldest: Callable[[], Indices]) -> Indices:
         """Store one observation per lane, and return for each the number of the frame after its last one.
 
-        :param oldest: Returns the oldest frame of each lane that is still needed. Called when there is no room.
+        :param oldest: Called when there is no room. Returns the oldest frame of each lane that is still needed.
         """
         self.make_room(1, oldest)
         memory, form = self.layout.in_memory(observations)
@@ -87,9 +89,9 @@ class FrameStore:
     def append_pairs(
         self, lanes: Indices, pair: Sequence[npt.NDArray[Any]], oldest: Callable[[], Indices]
     ) -> Sequence[Indices]:
-        """Store an observation and its successor per lane, for which :meth:`make_room` was called.
+        """Store an observation and its successor per lane, after a call of :meth:`make_room` for both.
 
-        Returns what :meth:`append` returns, for both.
+        Returns what :meth:`append` returns, for each of the two.
         """
         memory, form = self.layout.in_memory(pair[0])
         following, other_form = self.layout.in_memory(pair[1])
@@ -99,15 +101,15 @@ class FrameStore:
 
     def _append(self, lanes: Indices, memories: tuple[Bytes, ...], form: MemoryForm) -> Sequence[Indices]:
         most_waiting = self._most_waiting
-        # If Ctrl-C comes right after the frames were stored, all of them count as new: the ring must not overflow.
+        # Until it is known how many frames are new, all count as new: then Ctrl-C cannot let the ring overflow.
         self._most_waiting = most_waiting + len(memories) * self.layout.stack
         ends, waiting = self.newest.append(lanes, memories, form, self.ring, self.heads, self.encoded)
         self._most_waiting = max(most_waiting, waiting)
         return ends  # type: ignore[return-value]  # a row for each observation
 
     def make_room(self, n_observations: int, oldest: Callable[[], Indices]) -> None:
-        """Make room for so many observations per lane. All that can fail happens here, before anything is stored."""
-        # As late as possible: then most lanes have a complete record, and all are encoded in one call.
+        """Make room for ``n_observations`` per lane. All that can fail happens here, before anything is stored."""
+        # Encode as late as possible: then most lanes have a complete record, and one call encodes all of them.
         while self._most_waiting + n_observations * self.layout.stack > self.ring.shape[1]:
             self._encode_waiting(oldest)
             self._most_waiting = int((self.heads - self.encoded).max())
@@ -122,8 +124,8 @@ class FrameStore:
         keep_from = np.minimum(np.minimum(oldest, newest), self.encoded) // group
         keep_from = np.maximum(keep_from, self.first_records)
         gone = self.index.references_of(self.first_records, keep_from)
-        # First the records, then their references. The other way round, Ctrl-C in between would leave records whose
-        # references are released a second time.
+        # Drop the records first, then release their references. In the other order, Ctrl-C in between would leave
+        # records whose references are released a second time.
         try:
             self.first_records = keep_from
             self.codec.release(gone)
@@ -141,15 +143,15 @@ class FrameStore:
         """Remove all frames. The codec keeps what it has learnt from them."""
         self.newest.forget()
         self.release(self.encoded)
-        # Numbering continues at the next whole record. Only now: the unfinished record was never written, so it has no
-        # reference to release.
+        # Numbering continues at the next whole record, but only after release(): the unfinished record was never
+        # written, so it has no reference to release.
         group = self.codec.frames_per_record
         first_records = -(-self.heads // group)
         heads, encoded = first_records * group, first_records * group
         self.heads, self.encoded, self.first_records, self._most_waiting = heads, encoded, first_records, 0
 
     def close(self) -> None:
-        """Nothing will be appended any more: keep no more of the ring than the frames that are in it."""
+        """Shrink the ring to the frames that it holds: nothing will be appended any more."""
         n_frames = max(int((self.heads - self.encoded).max()), 1)
         ring = zeros((self.n_lanes, n_frames, self.codec.frame.nbytes), _BYTE)
         ring[self._waiting_places(n_frames)] = self.ring[self._waiting_places()]
@@ -180,7 +182,7 @@ class FrameStore:
         self._check_newest()
 
     def _check_numbers(self) -> None:
-        """Compiled code trusts these numbers as indices."""
+        """Check the numbers that compiled code trusts as array indices."""
         group, capacity, waiting = self.codec.frames_per_record, self.index.capacity, self.heads - self.encoded
         stops = self.encoded // group
         right = (
@@ -201,7 +203,7 @@ class FrameStore:
             )
 
     def _check_newest(self) -> None:
-        """The observation that the next one is compared with must be the stored one."""
+        """Check that the newest observation, which the next one is compared with, is the stored one."""
         lanes = np.flatnonzero(self.newest.known)
         firsts = self.heads[lanes] - self.layout.stack
         if (firsts < self.first_records[lanes] * self.codec.frames_per_record).any():
@@ -215,23 +217,23 @@ class FrameStore:
             raise CorruptDataError(f"The newest observation of lane {lanes[differs.argmax()]} is not the stored one.")
 
     def live_records(self) -> tuple[Indices, Indices]:
-        """The lanes of all records, and their numbers, lane by lane."""
+        """The lane and the number of each record, lane by lane."""
         stops = self.encoded // self.codec.frames_per_record
         return numbers_from(self.first_records, stops - self.first_records)
 
     @property
     def reference_bytes(self) -> int:
-        """The size of references, and of the newest frames, which are raw."""
+        """The bytes of references, and of the newest frames, which are raw."""
         return self.codec.reference_bytes + self.ring.nbytes + self.newest.nbytes
 
     @property
     def index_bytes(self) -> int:
-        """The size of the part of the index that was written."""
+        """The bytes of the part of the index that was written."""
         n_records = int((self.encoded - self.base).max()) // self.codec.frames_per_record
         return self.index.nbytes * min(n_records, self.index.capacity) // self.index.capacity
 
     def take_mean_frame_bytes(self) -> float:
-        """The mean size of frames that were encoded since the last call."""
+        """The mean size of the frames that were encoded since the last call; 0 if there were none."""
         mean = self._bytes_encoded / max(self._frames_encoded, 1)
         self._bytes_encoded = self._frames_encoded = 0
         return mean
@@ -284,21 +286,21 @@ class FrameStore:
             raise state.error("references", "name reference frames or dictionaries that do not exist")
 
     def _ring_size(self) -> int:
-        """Room for an unfinished record and whole observations.
+        """The frames of the ring: an unfinished record, and the observations of one call.
 
-        With a few lanes, there is room for one record more, so that all complete one and are encoded in one call.
+        With a few lanes, there is room for one more record, so that all lanes complete one and are encoded in one call.
         """
         group, stack = self.codec.frames_per_record, self.layout.stack
         more = group if self.n_lanes <= _FEW_LANES and self.codec.encodes_together else 0
         return max(group - 1 + self._observations_at_once * stack + more, -(-(group - 1 + stack) // group) * group)
 
     def _waiting_places(self, ring_size: int = 0) -> tuple[Indices, Indices]:
-        """The lanes of all waiting frames, and their places in the rings, or in rings of another size."""
+        """The lane of each frame in the rings, and its place there or in a ring of another size."""
         lanes, numbers = numbers_from(self.encoded, self.heads - self.encoded)
         return lanes, numbers % (ring_size or self.ring.shape[1])
 
     def _encode_waiting(self, oldest: Callable[[], Indices]) -> bool:
-        """Encode one record of each lane that has a complete one; false if there is none."""
+        """Encode one record of each lane that has a complete one. Returns false if there is none."""
         group = self.codec.frames_per_record
         lanes = np.flatnonzero(self.heads - self.encoded >= group)
         if len(lanes) == 0:
@@ -308,7 +310,7 @@ class FrameStore:
         try:
             records = self.codec.encode(frames.reshape(len(lanes), -1), lanes)
             self.write_records(lanes, self.encoded[lanes] // group, records, oldest)
-            self.encoded[lanes] += group  # from now on the records are used
+            self.encoded[lanes] += group  # from now on, the records are read instead of the ring
         except BaseException:
             # The codec may have counted references of records that were not stored.
             self._recount_uses()
@@ -328,7 +330,7 @@ class FrameStore:
         self._frames_encoded += self.codec.frames_per_record * len(lanes)
 
     def _recount_uses(self) -> bool:
-        """Let the codec recount its references; false if one of them does not exist."""
+        """Let the codec recount its references. Returns false if one of them does not exist."""
         return self.codec.count_uses(self._all_references())
 
     def _all_references(self) -> Indices:
@@ -337,28 +339,28 @@ class FrameStore:
         return np.append(self.index.references_of(self.first_records, stops), held)
 
     def allocate(self, size: int, oldest: Callable[[], Indices]) -> int:
-        """Reserve room in the arena and in the index, and return where in the arena it starts."""
+        """Make room in the index, reserve ``size`` bytes in the arena, and return where these start."""
         self._make_index_room(self.encoded // self.codec.frames_per_record, oldest)
         start = self.arena.allocate(size)
         if start is None:
             before = self.arena.live_bytes
             self.release(oldest())
-            # Searching the oldest frame takes time. If it frees little, grow as well, so that it is not needed soon.
+            # Searching for the oldest frame takes time. If that frees little, grow as well, to put off the next search.
             if before - self.arena.live_bytes >= max(size, self.arena.limit // 64):
                 start = self.arena.allocate(size)
         while start is None:
             self.arena = ready_to_grow(self.arena)
             boundary, shift = self.arena.grow(size)
             if shift:
-                # Not in a method of the index. Python may handle Ctrl-C at the call, when the bytes have moved, but the
-                # index has not.
+                # Not in a method of the index: Python may handle Ctrl-C when it is called. Then the bytes would have
+                # moved, but the index would still have their old places.
                 starts = self.index.starts
                 np.add(starts, shift, out=starts, where=starts >= boundary)
             start = self.arena.allocate(size)
         return start
 
     def _make_index_room(self, stops: Indices, oldest: Callable[[], Indices]) -> None:
-        """Make room in the index for the records before ``stops`` of each lane, and another one."""
+        """Make room in the index for one record more than those before ``stops`` of each lane."""
         if self.index.is_full(self.first_records, stops):
             self.release(oldest())
             while self.index.is_full(self.first_records, stops + self.index.capacity // 16):

@@ -1,7 +1,7 @@
 """The kernels of :mod:`.compiled_gathering`. Import through :func:`sb3_extra_buffers.compiled.load_kernels` only.
 
-Six record formats are known: raw records, those of ``delta``, ``bitpack``, ``pixel-lz`` and libzstd, and those of
-``delta`` that libzstd has compressed. How a record is decoded stands beside its codec, in the kernels of
+The kernels decode six record formats: raw records, those of ``delta``, ``bitpack``, ``pixel-lz`` and libzstd, and those
+of ``delta`` that libzstd has compressed. The decoder of each format is next to its codec, in the kernels of
 :mod:`sb3_extra_buffers.codecs`.
 """
 
@@ -41,7 +41,7 @@ SOURCE = np.dtype(
     + [(name, np.int64) for name in ("references", "table", "predictors", "planes", "decompress", "dictionaries")]
     + [(name, np.int64) for name in ("base", "ends_0", "ends_1", "n_earlier")]
 )
-"""What threads need to know about a frame store: sizes, and addresses of arrays."""
+"""A frame store, as threads see it: sizes, and addresses of arrays."""
 _SOURCES = from_dtype(SOURCE)[::1]
 _TASK = np.dtype(
     [(name, np.int64) for name in ("next_row", "n_threads", "n_in_time", "is_corrupt")]  # changed by the threads
@@ -49,7 +49,7 @@ _TASK = np.dtype(
     + [(name, np.int64) for name in ("n_sources", "sources", "numbers", "lanes", "firsts", "outs_0", "outs_1")]
     + [(name, np.int64) for name in ("contexts",)]
 )
-"""The same about a batch."""
+"""A batch, as threads see it."""
 _NEXT_ROW, _N_THREADS = _TASK.fields["next_row"][1], _TASK.fields["n_threads"][1]  # type: ignore[index]
 
 
@@ -69,17 +69,18 @@ def _fetch_and_add(typing_context: Any, address: Any, amount: Any) -> Any:
 
 
 pointer: Any = intrinsic(_pointer)
-"""``pointer(address)``, for ``numba.carray``."""
+"""``pointer(address)``: turn an integer into a pointer, as ``numba.carray`` needs it."""
 fetch_and_add: Any = intrinsic(_fetch_and_add)
 """``fetch_and_add(address, amount)``: atomically add to an integer in memory, and return its old value."""
 
 
 @njit(nogil=True, cache=True)
 def _gather_run(task: Any, store: Any, row: int, begin: int, stop: int, context: int, scratch: int) -> bool:
-    """Write the frames ``begin`` to ``stop - 1`` of a row's lane to wherever the row wants them; false if corrupt.
+    """Write the frames ``begin`` to ``stop - 1`` of a row's lane to the batches that need them; false if corrupt.
 
-    :param context: That of libzstd for this thread.
-    :param scratch: The address of memory for a frame of a chain, and after it for a decompressed record.
+    :param context: The address of libzstd's decompression context for this thread.
+    :param scratch: The address of working memory: for the frame to which ``delta`` applies its steps, followed by a
+        decompressed record.
     """
     size, group, record_bytes = task.frame_bytes, store.group, store.group * task.frame_bytes
     is_packed = store.predictors != 0 or store.planes != 0
@@ -87,7 +88,7 @@ def _gather_run(task: Any, store: Any, row: int, begin: int, stop: int, context:
     encoded, data_end = load_int(store.encoded + 8 * lane), store.data + store.data_bytes
     decompressed = scratch + 4 * store.n_words
     record, length, start, reference = -1, 0, 0, 0
-    steps, following = 0, 0  # of a chain: where the steps of the next frame are, and its number in the record
+    steps, following = 0, 0  # of ``delta``: where the steps of the next frame begin, and its number
     for number in range(begin, stop):
         inside = number % group
         if number >= encoded:
@@ -117,7 +118,7 @@ def _gather_run(task: Any, store: Any, row: int, begin: int, stop: int, context:
             if length == record_bytes:
                 source = start + inside * size
             elif is_packed:
-                source = 0  # it is decoded to where it is wanted first
+                source = 0  # the frame is decoded straight into the first batch that needs it
             else:
                 source = scratch
                 while following <= inside:
@@ -142,7 +143,7 @@ def _gather_run(task: Any, store: Any, row: int, begin: int, stop: int, context:
 
 @cfunc(types.void(types.intp), cache=True)
 def _take_part(task_address: int) -> None:
-    """One thread's part of :func:`gather_from`: rows, a few at a time, until none are left."""
+    """Do one thread's part of :func:`gather_from`: take a few rows at a time until none are left."""
     task = carray(pointer(task_address), 1, _TASK)[0]
     me = fetch_and_add(task_address + _N_THREADS, 1)
     context = load_int(task.contexts + 8 * me) if me < task.n_contexts else 0
@@ -151,7 +152,7 @@ def _take_part(task_address: int) -> None:
     while True:
         low = fetch_and_add(task_address + _NEXT_ROW, _ROWS_AT_ONCE)
         if low >= task.n:
-            if low < task.n + _ROWS_AT_ONCE:  # which one thread sees
+            if low < task.n + _ROWS_AT_ONCE:  # exactly one thread gets such a number
                 task.n_in_time = load_int(task_address + _N_THREADS)
             return
         for row in range(low, min(low + _ROWS_AT_ONCE, task.n)):
@@ -201,11 +202,11 @@ def describe(
     decompress: int,
     dictionaries: Indices,
 ) -> None:
-    """Write the arrays of a frame store into a table of them. They must exist as long as it is used.
+    """Describe a frame store in row ``number`` of a table. Its arrays must exist as long as the table is used.
 
-    :param table: The reference frames of ``delta`` records; none for other records.
+    :param table: The reference frames of ``delta`` records; empty for other records.
     :param distances: Those of :class:`.DeltaCodec`.
-    :param predictors: Those of :class:`.BitpackCodec`; none for other records.
+    :param predictors: Those of :class:`.BitpackCodec`; empty for other records.
     :param planes: Those of :class:`.PixelLzCodec`; 0 for other records.
     :param decompress: The address of ``ZSTD_decompress_usingDDict`` if libzstd decompresses the records, otherwise 0.
     :param dictionaries: Addresses of libzstd's dictionaries, by reference.
@@ -237,14 +238,14 @@ def gather_from(
 
     Returns how many threads had started when no rows were left; 0 if bytes are corrupt.
 
-    With two rows in ``firsts``, ``outs_1`` is filled as well. Where the two runs of frames overlap, frames are decoded
-    once.
+    With two rows in ``firsts``, ``outs_1`` is filled as well. If the two runs of frames overlap, frames in both are
+    decoded once.
 
     :param sources: Frame stores; see :func:`describe`.
-    :param numbers: For each row of the batch, in which of them it is; empty if there is one.
+    :param numbers: For each row of the batch, its frame store in ``sources``; empty if there is only one.
     :param contexts: Addresses of libzstd's decompression contexts, one for each thread.
     :param take_part: The address of :func:`_take_part`, which is not known when this is compiled.
-    :param parallel: The address of a function that runs another one in several threads, or 0.
+    :param parallel: The address of OpenMP's function that runs another one in several threads, or 0 for one thread.
     """
     tasks = np.zeros(1, dtype=_TASK)
     task = tasks[0]
@@ -262,17 +263,17 @@ def gather_from(
         call(parallel, (take_part, task_address, n_threads, 0))
     else:
         call(take_part, (task_address,))
-    # Not "task", which would not keep its memory alive until here.
+    # Not "task", which would not keep the array alive until here.
     return np.int64(0 if tasks[0].is_corrupt else tasks[0].n_in_time)
 
 
 @njit(types.void(_SOURCES, INT, INTS, WORDS_2D, WORDS_2D, INT), nogil=True, cache=True)
 def describe_index(sources: Any, number: int, base: Indices, ends_0: Words, ends_1: Words, n_earlier: int) -> None:
-    """Write where the observations of a source are found, for :func:`gather_observations`.
+    """Add to a source where its observations are found, for :func:`gather_observations`.
 
-    :param base: The first frame of each lane in this source.
+    :param base: The lowest frame number of each lane in this source.
     :param ends_0: For each slot and environment, the frame after the last one of the observation in column 0.
-    :param n_earlier: So many of the next sources have earlier frames of the same lanes, by codecs that were replaced.
+    :param n_earlier: How many of the following sources have earlier frames of the same lanes, from replaced codecs.
     """
     source = sources[number]
     source.base, source.ends_0, source.ends_1 = base.ctypes.data, ends_0.ctypes.data, ends_1.ctypes.data
@@ -304,13 +305,13 @@ def gather_observations(
     parallel: int,
     n_threads: int,
 ) -> int:
-    """:func:`gather_from` for the observations in the given columns, slots and environments.
+    """:func:`gather_from` for observations that are given by column, slot and environment.
 
-    :param numbers: For each row of the batch, the source with the newest frames of its store; empty if that is the
-        first one for all.
+    :param numbers: For each row of the batch, the first source of its store, which is the one in use; empty if that is
+        source 0 for all rows.
     :param column_1: Negative if there is only one column.
-    :param left: Gets the number of rows that are left to the caller, and then these rows: those with an observation
-        that does not exist or is in no source, and those whose two columns are in different sources.
+    :param left: Receives the number of rows that are left to the caller, and then these rows: those with an observation
+        that was never written or is in no source, and those whose two observations are in different sources.
     """
     n, n_left, stack = len(envs), 0, outs_0.shape[1]
     n_columns = 1 if column_1 < 0 else 2

@@ -1,7 +1,7 @@
-"""From the record index and the arena's bytes back to observations.
+"""Reading observations: from the record index and the bytes of the arena back to arrays.
 
-There is one frame store for each codec that is in use. When ``auto`` changes to another codec, stored observations keep
-their codec until they are overwritten, so one batch may need frames of several stores.
+There is one frame store for each codec that holds observations. When ``auto`` changes to another codec, stored
+observations keep theirs until they are overwritten, so one batch may need frames of several stores.
 
 Frames are gathered by a compiled kernel, if there is one for the codec; see :mod:`.compiled_gathering`. Otherwise the
 codec decodes whole records, and frames are copied out of them.
@@ -23,7 +23,7 @@ from sb3_extra_buffers.storage.compiled_gathering import GatheredFrames, fill_fr
 from sb3_extra_buffers.storage.stacking import StackLayout
 
 _CACHE_BYTES = 2 << 20
-"""Roughly how much decoded data fits into a core's cache."""
+"""Roughly how many bytes of decoded data fit into a core's cache."""
 _thread = threading.local()
 
 
@@ -43,8 +43,10 @@ def gather_observations(
 def gather_runs(
     stores: Sequence[GatheredFrames], layout: StackLayout, lanes: Indices, firsts: Indices, outs: list[npt.NDArray[Any]]
 ) -> None:
-    """The same as :func:`gather_observations`, faster where observations follow one another, as those of sequences do:
-    each record is decoded once per batch."""
+    """Like :func:`gather_observations`, but faster for consecutive observations, such as those of sequences.
+
+    Each record is decoded once per batch.
+    """
     if stores[0].codec.record_format == "raw":  # there is nothing to decode
         gather_observations(stores, layout, lanes, firsts, outs)
         return
@@ -61,9 +63,10 @@ def gather_runs(
 
 
 def _gather_unbroken(store: GatheredFrames, lanes: Indices, firsts: Indices, out: Bytes) -> npt.NDArray[np.bool_]:
-    """Decode sequences of consecutive frames to where they belong, and return which rows are left.
+    """Decode sequences of consecutive frames straight into ``out``, and return which rows are left.
 
-    All sequences are taken to be as long as most runs of frames are. Some may be broken by the end of an episode.
+    All sequences of a batch have one length, which is taken to be the most frequent length of a run of frames.
+    Sequences that are broken, for example by the end of an episode, are left to the caller.
     """
     n, goes_on = len(lanes), (lanes[1:] == lanes[:-1]) & (firsts[1:] == firsts[:-1] + 1)
     length = int(np.bincount(np.diff(np.flatnonzero(~goes_on), prepend=-1, append=n - 1)).argmax())
@@ -73,14 +76,14 @@ def _gather_unbroken(store: GatheredFrames, lanes: Indices, firsts: Indices, out
     is_unbroken = np.logical_and.reduceat(np.append(goes_on, True) | (np.arange(n) % length == length - 1), begins)
     is_unbroken &= firsts[begins] >= store.base[lanes[begins]]
     if is_unbroken.any():
-        # The others get frames of one of these here, and are overwritten later.
+        # Broken sequences get the frames of an unbroken one here, and are overwritten later.
         chosen = np.where(is_unbroken, begins, begins[is_unbroken.argmax()])
         store.gather(lanes[chosen], firsts[None, chosen], [out.reshape(len(begins), length, -1)])
     return np.repeat(~is_unbroken, length)
 
 
 def _gather_records(store: GatheredFrames, lanes: Indices, firsts: Indices, outs: list[Bytes], rows: Indices) -> None:
-    """Decode the records that some rows need, all of one store, and copy their frames."""
+    """Decode the records of one store that some rows need, and copy frames from them."""
     group, frame_bytes, n_lanes = store.codec.frames_per_record, store.codec.frame.nbytes, len(store.base)
     numbers = firsts[:, :, None] + np.arange(outs[0].shape[1])
     records, where = np.unique(numbers // group * n_lanes + lanes[:, None], return_inverse=True)
@@ -116,7 +119,10 @@ def _gather_from_several(stores: Sequence[GatheredFrames], lanes: Indices, first
 def rows_by_store(
     stores: Sequence[GatheredFrames], lanes: Indices, firsts: Indices
 ) -> Iterator[tuple[GatheredFrames, slice, Indices]]:
-    """Which store has which rows of a batch: of all columns where they are in one store, else of one column."""
+    """Find the rows of a batch that each store has. Yields stores, columns and rows.
+
+    Rows whose columns are all in one store come with all columns, other rows with one column at a time.
+    """
     homes: Indices = np.zeros(firsts.shape, dtype=np.int64)
     for store in stores[:-1]:
         homes += firsts < store.base[lanes]
@@ -125,7 +131,7 @@ def rows_by_store(
         rows = np.flatnonzero(are_together & (homes[0] == i))
         if len(rows):
             yield store, slice(None), rows
-        # Those apart have an observation in one store and its successor in another.
+        # The others have an observation in one store and its successor in another.
         for column in range(len(firsts)) if not are_together.all() else ():
             rows = np.flatnonzero(~are_together & (homes[column] == i))
             if len(rows):
@@ -136,15 +142,15 @@ def gather_frames(store: GatheredFrames, lanes: Indices, firsts: Indices, outs: 
     """Fill batches with runs of consecutive frames.
 
     Row ``b`` of the ``(n, stack, frame_bytes)`` array ``outs[i]`` gets the frames from number ``firsts[i, b]`` on of
-    lane ``lanes[b]``. Passing several batches together lets frames that they share (an observation and its successor)
-    be decoded once.
+    lane ``lanes[b]``. If several batches are passed together, frames that they share (as an observation and its
+    successor do) are decoded once.
     """
     if not compiled_gathering.gather_frames(store, lanes, firsts, outs):
         _gather_whole_records(store, lanes, firsts, outs)
 
 
 def _gather_whole_records(store: GatheredFrames, lanes: Indices, firsts: Indices, outs: list[Bytes]) -> None:
-    """Decode each record that is needed once, then copy frames, in slices whose records fit into a core's cache."""
+    """Decode each record once, then copy frames from it, in slices of rows whose records fit into a core's cache."""
     bytes_per_row = store.codec.record_bytes * (2 + len(outs) * outs[0].shape[1] // store.codec.frames_per_record)
     run_in_slices(
         lambda low, high: _gather_slice(store, lanes[low:high], firsts[:, low:high], [out[low:high] for out in outs]),
@@ -180,9 +186,9 @@ def _gather_slice(store: GatheredFrames, lanes: Indices, firsts: Indices, outs: 
 
 
 def scratch(size: int, user: str = "records") -> Bytes:
-    """Memory of this thread to decode into, always the same, because fresh memory costs a page fault per 4 kB.
+    """Memory to decode into. Each thread reuses its own, because fresh memory costs a page fault per 4 kB.
 
-    :param user: Those that may be at work at the same time have different memory.
+    :param user: A name. Functions that use the memory at the same time need different names.
     """
     kept: Bytes | None = getattr(_thread, user, None)
     if kept is None or len(kept) < size:

@@ -1,7 +1,7 @@
-"""Arrays and stores of several buffers that are read as if they were one.
+"""Reading the arrays and stores of several buffers as if they were one buffer.
 
-The buffers have the same spaces, the same number of environments and the same number of slots. A place in them is the
-*number* of the buffer, a slot and an environment. One call of a compiled kernel reads from all of them, so that many
+The buffers have the same spaces, the same number of environments and the same number of slots. A place in them is given
+by the *number* of the buffer, a slot and an environment. One call of a compiled kernel reads from all of them, so many
 small buffers are as fast as a large one.
 """
 
@@ -29,10 +29,10 @@ _ROWS, _NEXT_ROWS, _NEWEST, _TURN = map(attrgetter, ("_rows", "_next_rows", "_ne
 
 
 def places_of(drawn: npt.NDArray[np.float64], counts: Indices, firsts: Indices, n_slots: int, n_envs: int) -> Indices:
-    """Turn sorted numbers in [0, 1) into numbers of buffers, slots and environments, (3, n).
+    """Turn sorted random numbers in [0, 1) into places: numbers of buffers, slots and environments, ``(3, n)``.
 
     :param counts: How many transitions each buffer has.
-    :param firsts: The slot of the oldest one.
+    :param firsts: The slot of each buffer's oldest transition.
     """
     kernels = load_kernels(_KERNELS)
     places: Indices = np.empty((3, len(drawn)), dtype=np.int64)
@@ -48,7 +48,7 @@ def places_of(drawn: npt.NDArray[np.float64], counts: Indices, firsts: Indices, 
 
 
 class JoinedArrays:
-    """Some *fields* of buffers, each an array of every buffer. An array may be replaced by another one between calls.
+    """Some *fields* of several buffers. A field is one array per buffer, which may be replaced between calls.
 
     :param widths: How many elements a row of each field has.
     """
@@ -58,9 +58,9 @@ class JoinedArrays:
         self._arrays: list[npt.NDArray[Any]] = []
 
     def take(self, arrays: list[npt.NDArray[Any]], numbers: Indices, places: Indices) -> list[npt.NDArray[Any]]:
-        """For each field, row ``places[i]`` of the array of buffer ``numbers[i]``, for each ``i``, (n, width).
+        """Return for each field an ``(n, width)`` array: row ``i`` is row ``places[i]`` of buffer ``numbers[i]``.
 
-        :param arrays: Those of all buffers for the first field, then for the next one.
+        :param arrays: The arrays of all buffers for the first field, then those for the next one.
         """
         n = len(places)
         if n != self._n or len(arrays) != len(self._arrays) or any(map(is_not, arrays, self._arrays)):
@@ -78,7 +78,7 @@ class JoinedArrays:
         return outs
 
     def _describe(self, arrays: list[npt.NDArray[Any]], n: int) -> None:
-        """Find out where the arrays are, and where their rows belong in memory for ``n`` of each."""
+        """Look up the addresses of the arrays, and lay out the memory for ``n`` rows of each field."""
         self._arrays, self._n, self._outs, self._n_bytes = arrays, n, [], 0
         addresses = np.array([array.ctypes.data for array in arrays], dtype=np.int64)
         self._addresses = addresses.reshape(len(self._widths), -1)
@@ -91,7 +91,7 @@ class JoinedArrays:
 
 
 class JoinedStores:
-    """Stores of the same observations."""
+    """One store of each buffer, all for observations of the same shape and dtype."""
 
     def __init__(self, stores: Sequence[BaseStore]) -> None:
         self.stores = stores
@@ -101,7 +101,7 @@ class JoinedStores:
         self._newest: list[Any] = []
 
     def fill(self, numbers: Indices, wanted: Wanted, envs: Indices, outs: list[npt.NDArray[Any]]) -> None:
-        """Write observations into ``outs``; see :meth:`.BaseStore.fill`. Numbers must be in order."""
+        """Write observations into ``outs``; see :meth:`.BaseStore.fill`. ``numbers`` must be sorted."""
         first = self.stores[0]
         if first.digests is None and isinstance(first, PlainStore):
             self._fill_plain(self.stores, numbers, wanted, envs, outs)  # type: ignore[arg-type]  # they are all alike
@@ -153,7 +153,7 @@ class JoinedStores:
         )  # fmt: skip
 
     def firsts(self, numbers: Indices, wanted: Wanted, envs: Indices) -> Indices:
-        """The first frame of each observation, (columns, n); below zero where there is no observation."""
+        """The first frame of each observation, ``(columns, n)``; negative where there is no observation."""
         stores: Sequence[Any] = self.stores
         firsts = np.empty((len(wanted), len(envs)), dtype=np.int64)
         for row, (column, slots) in zip(firsts, wanted, strict=True):

@@ -19,7 +19,7 @@ def take_rows(
     """Copy row ``places[i]`` of the array at ``addresses[field, numbers[i]]``, for each field and each ``i``.
 
     :param sizes: The bytes of a row of each field.
-    :param alignment: The rows of a field begin at a multiple of this.
+    :param alignment: In ``out``, the rows of each field begin at a multiple of this many bytes.
     """
     target, n = address(out), len(numbers)
     for field in range(len(sizes)):
@@ -46,11 +46,12 @@ def take_observations(
     out: Bytes,
     next_out: Bytes,
 ) -> None:
-    """Copy observations, and the next observations of other slots, of plain stores.
+    """Copy observations in ``slots``, and next observations in ``next_slots``, from plain stores.
 
-    :param addresses: The rows and the index of next observations of each store.
-    :param newest: The newest slot of each store, and where its next observations begin.
-    :param from_index: Whether there is an index. If not, next observations are those of the slot.
+    :param addresses: For each store, the addresses of its rows and of its index of next observations.
+    :param newest: For each store, its newest slot, and the first row of that slot's next observations.
+    :param from_index: Whether to look up next observations in the index. If not, they are the observations in
+        ``next_slots``.
     """
     size, target, next_target = out.shape[1], address(out), address(next_out)
     for i in range(len(numbers)):
@@ -68,7 +69,7 @@ def take_observations(
 
 @njit(types.void(INTS, INTS, INTS, INTS, types.uint8[::1]), nogil=True, cache=True)
 def copy_spans(addresses: Indices, numbers: Indices, starts: Indices, lengths: Indices, out: Bytes) -> None:
-    """Copy ``lengths[i]`` bytes from ``starts[i]`` on of the array at ``addresses[numbers[i]]``, in a row."""
+    """Concatenate spans: ``lengths[i]`` bytes from ``starts[i]`` on of the array at ``addresses[numbers[i]]``."""
     target = address(out)
     for i in range(len(numbers)):
         copy(target, addresses[numbers[i]] + starts[i], lengths[i])

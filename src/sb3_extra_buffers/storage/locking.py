@@ -8,7 +8,7 @@ import weakref
 
 
 class BufferLock:
-    """Use as ``with lock.held:``. A thread that holds it may take it again.
+    """Use as ``with lock.held:``. The lock is re-entrant: a thread that holds it may take it again.
 
     A fork waits until no other thread holds a lock, so that every buffer is in a valid state in the child.
     """

@@ -1,11 +1,11 @@
 """Which frames of an observation are new?
 
-A new observation is compared with the newest one of its lane. If they are equal (SB3 passes ``next_obs``, and then the
-same values as the next ``obs``), nothing is stored. If the stack has moved on by one frame, only the last frame is new.
-In the worst case all frames are new. Content decides, so the result is exact whatever the environment does.
+A new observation is compared with the newest one of its lane. If they are equal, nothing is stored: SB3 passes
+``next_obs``, and then the same values as the next ``obs``. If the stack has moved on by one frame, only the last frame
+is new. In the worst case, all frames are new. Only the bytes decide, so this is lossless whatever the environment does.
 
-Observations are compared in their memory order, because that is fast. SB3's image wrappers return images of a
-channels-first shape whose memory is channels last; see :class:`MemoryForm`.
+Observations are compared in memory order, because that is fast. SB3's image wrappers return images with a
+channels-first shape, but with channels-last memory; see :class:`MemoryForm`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class NewestObservations:
     def __init__(self, n_lanes: int, stack: int) -> None:
         self.stack = stack
         self.known = np.zeros(n_lanes, dtype=np.bool_)
+        """For each lane, whether there is a newest observation to compare with."""
         self.memory: Bytes = np.empty((n_lanes, 0), dtype=np.uint8)
+        """The newest observation of each lane, in its memory order."""
         self._form: MemoryForm | None = None
         self._masks = _masks(MemoryForm(1, 1, 1), stack)
 
@@ -46,12 +48,12 @@ class NewestObservations:
         heads: Indices,
         encoded: Indices,
     ) -> tuple[Indices, int]:
-        """Append to the ``ring`` of each lane the frames that are new in its observations.
+        """Append the new frames of each lane's observations to the ``ring`` of the lane.
 
         :param memories: One observation of each lane, or two: an observation and its successor.
 
-        Returns the frame number after each observation's last frame, ``(len(memories), len(lanes))``, and the most
-        frames that wait in any lane.
+        Returns the number of the frame after each observation's last one, ``(len(memories), len(lanes))``, and the
+        largest number of frames that wait in any lane's ring.
         """
         self._expect(memories[0], form)
         ends = np.empty((len(memories), len(lanes)), dtype=np.int64)
@@ -74,13 +76,13 @@ class NewestObservations:
         return ends, waiting
 
     def _expect(self, memory: Bytes, form: MemoryForm) -> None:
-        """Prepare for observations in this form."""
+        """Prepare for observations in this memory form."""
         if form != self._form:
-            # The remembered observations cannot be compared with another form. In practice this happens once.
+            # Observations of different forms cannot be compared, so all are new. In practice, this happens once.
             masks, memory_size = _masks(form, self.stack), memory.shape[1]
             newest = np.empty((len(self.known), memory_size), dtype=np.uint8)
             self.known[:] = False
-            # All at once: the kernel relies on them fitting each other.
+            # In one assignment: the kernel relies on them fitting each other, also after Ctrl-C.
             self._masks, self.memory, self._form = masks, newest, form
 
     def forget(self) -> None:
@@ -114,7 +116,7 @@ class NewestObservations:
 
 
 def _masks(form: MemoryForm, stack: int) -> npt.NDArray[np.uint64]:
-    """For each number of new frames: a mask that selects the bytes of the other frames, for some pixels."""
+    """For each number of new frames, a mask of the bytes of the others. It covers some pixels, and is repeated."""
     period = stack * form.chunk
     if form.pixels == 1:
         return np.zeros((stack, 1), dtype=np.uint64)
@@ -140,9 +142,9 @@ def append_new_frames(
     encoded: Indices,
     ends: Indices,
 ) -> int:
-    """The reference for the compiled kernel, and what runs without numba. It does not need ``masks``.
+    """The reference implementation of the compiled kernel. It runs without numba, and does not need ``masks``.
 
-    With one row in ``ends``, ``following`` is not looked at.
+    With one row in ``ends``, ``following`` is ignored.
     """
     shape = (pixels, stack, chunk // item, item)
     for observations, row_ends in zip((memory, following), ends, strict=False):
@@ -152,7 +154,7 @@ def append_new_frames(
             while new < stack and not np.array_equal(observation[:, : stack - new], before[:, new:]):
                 new += 1
             if new:
-                known[lane] = False  # until all of it is written
+                known[lane] = False  # until the newest observation is written completely
                 frames = observation[:, stack - new :].transpose(1, 2, 0, 3).reshape(new, -1)
                 ring[lane, np.arange(heads[lane], heads[lane] + new) % ring.shape[1]] = frames
                 heads[lane] += new

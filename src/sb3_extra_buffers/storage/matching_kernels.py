@@ -8,7 +8,7 @@ from numba import njit
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices
 
-# Eight bytes at a time, and a check for differences only once per block: the compiler vectorises that best.
+# Eight bytes are compared at a time, and differences are checked once per block: the compiler vectorises that best.
 _BLOCK_WORDS = 512
 
 
@@ -88,10 +88,10 @@ def _extract(observation: Bytes, frame: Bytes, pixels: int, period: int, offset:
 
 @njit(nogil=True, cache=True)
 def _append_usual_pair(observation: Bytes, following: Bytes, before: Bytes, frame: Bytes) -> int:
-    """One pass for what nearly always happens with four gray frames: nothing is new in an observation, and one frame is
-    new in the one that follows.
+    """Append a pair as it nearly always is with four gray frames, in one pass over the memory.
 
-    Returns how many frames are new, at most one; or -1, having changed nothing but ``frame``, if it is something else.
+    Usually an observation equals the newest one, and its successor has at most one new frame. Returns the number of new
+    frames, 0 or 1. For all other pairs, it returns -1 and has changed nothing but ``frame``.
     """
     words, next_words, old_words = observation.view(np.uint32), following.view(np.uint32), before.view(np.uint32)
     moved, start = np.uint32(0), 0

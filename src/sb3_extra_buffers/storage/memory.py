@@ -1,4 +1,4 @@
-"""Memory in files, and bytes that are saved and pickled in parts."""
+"""Memory that is a mapped file, and bytes that are pickled piece by piece."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from sb3_extra_buffers.errors import CorruptDataError, SaveError
 from sb3_extra_buffers.state import SavedState
 
 _PIECE = 1 << 15
-"""Bytes in one piece of a pickle. pickle keeps a thousand pieces in memory."""
+"""The bytes in one piece of a pickle. pickle keeps a thousand pieces in memory."""
 
 
 class TemporaryMemory(AnonymousMemory):
-    """Bytes of an unnamed temporary file in ``folder``. Only pages that are changed take memory."""
+    """Bytes of an unnamed temporary file in ``folder``, mapped copy-on-write: only changed pages take memory."""
 
     def __init__(self, file: BinaryIO, folder: Path) -> None:
         self._folder = folder
@@ -62,7 +62,7 @@ class FileMemory:
             self._map.flush()
 
     def _map_file(self, file: BinaryIO) -> None:
-        # Arrays of other threads keep the older map of the same file.
+        # Arrays that other threads still use keep the older map of this file alive.
         if os.fstat(file.fileno()).st_size:
             self._map = mmap.mmap(file.fileno(), 0)
             self.data = np.frombuffer(self._map, dtype=np.uint8)
@@ -74,8 +74,8 @@ Memory = AnonymousMemory | FileMemory
 class PartOfBytes:
     """Bytes of which only some ranges are live, to be saved or pickled.
 
-    Pickling a large array takes twice its memory, and so does unpickling it. This is pickled in small pieces: as
-    integers, the only large values that pickle does not keep until it is done.
+    Pickling a large array takes twice its memory, and so does unpickling it. So these bytes are pickled in small
+    pieces, as integers: pickle keeps all other large values in its memo until it is done.
     """
 
     def __init__(self, data: npt.NDArray[np.uint8], ranges: list[tuple[int, int]]) -> None:
@@ -83,7 +83,7 @@ class PartOfBytes:
         self.ranges = [(start, end) for start, end in ranges if end > start]
 
     def touches(self, start: int, end: int) -> bool:
-        """Whether any byte between two places is live."""
+        """Whether any byte from ``start`` to ``end - 1`` is live."""
         return any(first < end and start < last for first, last in self.ranges)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -92,7 +92,7 @@ class PartOfBytes:
 
 
 class Unpickled:
-    """Receives the pieces of a :class:`PartOfBytes`, and writes them to new memory."""
+    """Writes the pieces of a :class:`PartOfBytes` to new memory while they are unpickled."""
 
     def __init__(self, size: int, ranges: list[tuple[int, int]]) -> None:
         self.size = size
@@ -115,7 +115,7 @@ def _pieces(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def saved_memory(state: SavedState, name: str, at_least: int) -> tuple[Memory, int]:
-    """Bytes of a saved state in memory that can grow, and how many they are."""
+    """Load bytes of a saved state into memory that can grow. Returns the memory, and how many bytes there are."""
     return state.memory(name, lambda size: AnonymousMemory(max(size, at_least)))
 
 
@@ -128,7 +128,7 @@ def zeros_in_file(folder: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) ->
 
 
 def temporary_file(folder: Path) -> Any:
-    """An unnamed file in ``folder``, or elsewhere if nothing can be written there. It ends with its last map."""
+    """Open an unnamed file in ``folder``, or elsewhere if that is read-only. It is freed when its last map is gone."""
     return tempfile.TemporaryFile(dir=folder if os.access(folder, os.W_OK) else None)
 
 
@@ -154,7 +154,7 @@ def open_own(path: Path, flags: int = 0) -> BinaryIO:
 
 
 def _reserve(file: Any, size: int, path: Path) -> None:
-    """Reserve room on the disk. Without it, writing to a mapped file would kill the process."""
+    """Reserve disk space. Without it, writing to a map when the disk is full would kill the process."""
     try:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, size)

@@ -64,7 +64,7 @@ class ObservationArray:
             )
         values = np.broadcast_to(np.asarray(observations), (*slots.shape, *self.store.shape))
         values = values.reshape(-1, *self.store.shape)
-        checked = [self.store.checked(value[None], 1) for value in values]  # all of them, before any is written
+        checked = [self.store.checked(value[None], 1) for value in values]  # check all before writing any
         for slot, env, value in zip(slots.reshape(-1).tolist(), envs.reshape(-1).tolist(), checked, strict=True):
             self.store.write(self.column, slot, value, np.array([env]))
 
@@ -81,7 +81,7 @@ class ObservationArray:
         return _EnvironmentsFirst(self)
 
     def _locate(self, key: Any) -> tuple[Indices, Indices, tuple[Any, ...]]:
-        """The slots and environments of ``key``, as two arrays of the same shape, and the rest of ``key``."""
+        """Split ``key`` into slots and environments, as two arrays of the same shape, and the rest."""
         key = key if isinstance(key, tuple) else (key,)
         if any(part is Ellipsis or part is None for part in key):
             raise IndexError(f"Observations cannot be indexed with {key!r}: give a slot and an environment.")
@@ -91,7 +91,7 @@ class ObservationArray:
         if len(rest) == 1 and isinstance(rest[0], slice) and rest[0] == slice(None):
             rest = ()  # SB3 adds it to mean "all of it"
         if rest:
-            # NumPy combines an index array with the indices before it, and then may put axes in another order.
+            # NumPy combines index arrays and integers, and may then reorder axes. Only keys without that are allowed.
             is_mixed = isinstance(slot_key, slice) and not isinstance(env_key, slice | int | np.integer)
             if not all(isinstance(part, slice if is_mixed else slice | int | np.integer) for part in rest):
                 raise IndexError(
@@ -110,13 +110,13 @@ class ObservationArray:
             slots, envs = _broadcast(slots, envs)
         if self.shift:
             slots = (slots + self.shift) % self.store.n_slots
-        # What compiled code needs: contiguous integers of one size.
+        # Compiled code needs contiguous arrays of int64.
         slots, envs = (places.astype(np.int64, order="C", copy=False) for places in (slots, envs))
         return slots, envs, rest
 
 
 def _broadcast(slots: npt.NDArray[Any], envs: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Two arrays of the same shape, copied: numba would compile again for views with strides of zero."""
+    """Broadcast two arrays, and copy them: numba would compile again for views with strides of zero."""
     try:
         slots, envs = np.broadcast_arrays(slots, envs)
     except ValueError as error:
@@ -125,7 +125,7 @@ def _broadcast(slots: npt.NDArray[Any], envs: npt.NDArray[Any]) -> tuple[npt.NDA
 
 
 def _from_zero(indices: Indices, size: int) -> Indices:
-    """Indices from 0 on, where negative ones counted from the end."""
+    """Replace negative indices, which count from the end, by those that count from 0."""
     smallest, largest = (indices.min(), indices.max()) if indices.size else (0, 0)
     if smallest < -size or largest >= size:
         raise IndexError(f"Index out of range: there are {size}, numbered from 0 to {size - 1}.")
@@ -150,7 +150,7 @@ class _EnvironmentsFirst:
 class FlatObservations:
     """All observations, environment after environment: ``(n_envs * n_slots, *shape)``.
 
-    Like SB3, it gives observations without axes one.
+    As in SB3, scalar observations get an axis of length 1.
     """
 
     def __init__(self, array: ObservationArray) -> None:

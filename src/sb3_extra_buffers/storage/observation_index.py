@@ -1,4 +1,4 @@
-"""Which frames make up the observation in slot ``t`` of environment ``e``, and in which frame store they are.
+"""The index: which frames make up the observation in slot ``t`` of environment ``e``, and which frame store has them.
 
 Usually there is one frame store. When ``auto`` changes to another codec, a new store is added, and the stores of
 earlier codecs stay until their last observation has been overwritten.
@@ -25,9 +25,11 @@ from sb3_extra_buffers.storage.gathering import gather_observations
 from sb3_extra_buffers.storage.stacking import StackLayout
 
 _WORTH_COMPACTING = 1 << 20
+"""Smaller arenas, in bytes, are not compacted."""
 _PIECE = 4096
+"""The slots in one piece of the index. Only pieces that have changed are searched for the oldest frames."""
 _SAMPLES, _SAMPLED_SLOTS = 4, 256
-"""How many pieces of how many slots, in how many lanes, show whether it may be worth it."""
+"""How many runs of slots in how many lanes show whether compacting may be worth it, and the slots of a run."""
 
 
 class EarlierCodec(NamedTuple):
@@ -58,10 +60,11 @@ class ObservationIndex(BaseStore):
         """The number of the frame after an observation's last frame; 0 where there is no observation."""
         self._piece = _PIECE
         self._lowest_ends = np.zeros((0, n_envs), dtype=np.uint32)
-        """For each piece of the slots, the lowest end of each lane, less one."""
+        """For each piece of the slots, the lowest end of each lane, minus one."""
         self._is_current = np.zeros(-(-n_slots // self._piece), dtype=np.bool_)
-        """Whether a piece of the slots has not changed since its lowest ends were found."""
+        """For each piece of the slots, whether its lowest ends are up to date."""
         self._ends_searched: list[npt.NDArray[np.uint32]] | None = None
+        """The ``ends`` in which these were found. After ``ends`` is replaced, all pieces are searched again."""
         self._earlier: list[EarlierCodec] = []
         """Replaced codecs that still hold observations, the newest first."""
         self._compact_at = _WORTH_COMPACTING
@@ -86,7 +89,7 @@ class ObservationIndex(BaseStore):
         return sum(frames.reference_bytes for frames in self.frame_stores)
 
     def use(self, layout: StackLayout, recipe: CodecRecipe) -> None:
-        """Start with an empty frame store."""
+        """Start anew with an empty frame store."""
         self.frames, self.layout, self.recipe = self._make_frames(layout, recipe), layout, recipe
 
     def change_codec(self, recipe: CodecRecipe) -> None:
@@ -109,7 +112,7 @@ class ObservationIndex(BaseStore):
         """Lower all frame numbers, before they become too large for an entry of the index."""
         frames = self.frames
         group = frames.codec.frames_per_record
-        # Multiples of this leave every frame at its place in the ring and in the index.
+        # Lowering numbers by multiples of this leaves every frame at its place in the ring and in the index.
         period = math.lcm(frames.index.capacity * group, frames.ring.shape[1])
         shifts = frames.first_records * group // period * period
         if self._earlier or not shifts.all():
@@ -133,7 +136,7 @@ class ObservationIndex(BaseStore):
         stores, slots = self.frame_stores, self.slots_by_age()
         try:
             self.use(layout, recipe)
-            # Not zeros_like(), which would write to all of it, and so take its memory.
+            # Not zeros_like(), which would write to all pages, and so make them resident.
             self.ends = [self._make_zeros(ends.shape, ends.dtype) for ends in old_ends]
             self._earlier = []
             for slot in slots.tolist():
@@ -151,12 +154,12 @@ class ObservationIndex(BaseStore):
             raise
 
     def compact(self) -> None:
-        """Store all observations again if most of the arena is dead.
+        """Store all observations again if most bytes of the arena are dead.
 
-        That happens when slots are overwritten in random order. Buffers overwrite them in turn, which frees the arena
-        from its old end on, and then there is nothing to do here.
+        That only happens when slots are overwritten in random order. Buffers overwrite them in turn, which always frees
+        the oldest bytes of the arena.
         """
-        # Counting all frames takes 100 ms for a million transitions, so first it is found out whether that is worth it.
+        # Counting all frames takes 100 ms for a million transitions, so first a sample shows whether that is worth it.
         if self._looks_mostly_dead():
             in_use = float(self._frames_in_use() @ mean_frame_bytes(self.frames))
             if 2 * in_use < self.frames.arena.live_bytes:
@@ -164,7 +167,7 @@ class ObservationIndex(BaseStore):
         self._compact_at = max(_WORTH_COMPACTING, self.frames.arena.nbytes * 5 // 4)
 
     def _looks_mostly_dead(self) -> bool:
-        """Whether observations use less than half of the frames, by some slots of some lanes."""
+        """Estimate from some slots of some lanes whether observations use less than half of the stored frames."""
         frames, n_slots = self.frames, min(self.slots_used, _SAMPLED_SLOTS)
         first_slots = np.linspace(0, self.slots_used - n_slots, _SAMPLES, dtype=np.int64).tolist()
         lanes = np.linspace(0, self.n_envs - 1, min(self.n_envs, _SAMPLES), dtype=np.int64)
@@ -184,7 +187,7 @@ class ObservationIndex(BaseStore):
         for lane in range(self.n_envs):
             np.concatenate([column[:, lane] for column in columns], out=ends)
             ends.sort()
-            # An observation shares frames only with the one that ends before it.
+            # In the order of ends, an observation only shares frames with the one before it.
             gaps[0] = ends[0]
             np.subtract(ends[1:], ends[:-1], out=gaps[1:])
             counts[lane] = np.minimum(gaps, stack, out=gaps).sum(dtype=np.int64)
@@ -193,7 +196,7 @@ class ObservationIndex(BaseStore):
     def check_index(self) -> None:
         """Raise :class:`~sb3_extra_buffers.errors.CorruptDataError` unless every observation has frames that exist.
 
-        This is cheap enough for a large buffer to be checked in seconds: only the newest observations are decoded.
+        A large buffer is checked in seconds, because only the newest observations are decoded.
         """
         for frames in self.frame_stores:
             frames.check()
@@ -221,7 +224,7 @@ class ObservationIndex(BaseStore):
                     )
 
     def _firsts(self, wanted: list[tuple[int, Indices]], envs: Indices) -> Indices:
-        """The first frame of each observation, (columns, n); below zero where there is no observation."""
+        """The first frame of each observation, ``(columns, n)``; negative where there is no observation."""
         firsts = np.empty((len(wanted), len(envs)), dtype=np.int64)
         before = None
         for row, (column, slots) in zip(firsts, wanted, strict=True):
@@ -242,7 +245,7 @@ class ObservationIndex(BaseStore):
                 out[written] = found
 
     def _steps_at(self, slots: Indices) -> npt.NDArray[Any]:
-        """The observations of all environments in ``slots``."""
+        """The observations of all environments in ``slots`` of column 0."""
         where, envs = np.repeat(slots, self.n_envs), np.tile(np.arange(self.n_envs), len(slots))
         out = np.empty((len(where), *self.shape), dtype=self.stored_dtype)
         self._read_with_gaps(envs, self._firsts([(0, where)], envs), [out])
@@ -265,7 +268,7 @@ class ObservationIndex(BaseStore):
 
     def _lowest_ends_of(self, piece: int) -> npt.NDArray[np.uint32]:
         part = slice(piece * self._piece, min((piece + 1) * self._piece, max(self.slots_used, 1)))
-        # Less one, so that "never written" becomes the largest number instead of the smallest.
+        # Minus one: then 0, which means "never written", wraps around and becomes the largest number.
         lowest = [(ends[part] - np.uint32(1)).min(axis=0) for ends in self.ends]
         found: npt.NDArray[np.uint32] = np.min(lowest, axis=0)
         return found
@@ -283,7 +286,7 @@ class ObservationIndex(BaseStore):
             self.n_envs,
             layout,
             self._make_arena(),
-            observations_at_once=2,  # what a step of a replay buffer brings
+            observations_at_once=2,  # of a step of a replay buffer
             begin_after=begin_after,
             expected_frames=self.n_slots,
         )

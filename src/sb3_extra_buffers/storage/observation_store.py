@@ -1,6 +1,6 @@
 """Observations as compressed frames.
 
-The store decides how observations are cut into frames and, with ``auto``, by which codec they are compressed.
+The store decides how to cut observations into frames and, with ``auto``, which codec compresses them.
 """
 
 from __future__ import annotations
@@ -37,40 +37,40 @@ from sb3_extra_buffers.storage.stacking import RGB, StackLayout, declared_layout
 logger = logging.getLogger("sb3_extra_buffers")
 
 _FIRST_LOOK = 4
-"""After so many steps, the store tries to find out how observations stack frames: then few have to be stored again."""
+"""The step at which the store first detects stacked frames: early, so that few observations have to be stored again."""
 _DECISION_STEPS = 64
-"""After so many steps, it must have decided that they stack none."""
+"""If no stack was detected until this step, observations are not stacked."""
 _DECISION_BYTES = 4 << 20
+"""That step comes sooner if steps are large: after this many bytes, but not before ``_FEWEST_STEPS``."""
 _FEWEST_STEPS = 34
-_ENOUGH_CHANGES = 8
-
+_ENOUGH_CHANGES = 8  # if this many observations have changed without a stack, there is no need to wait for more
 
 _GOOD_ENOUGH_FOR_MEMORY = 1 / 12
-"""If the user prefers memory, the first codec is the one that compresses most, so the others are tried less often."""
+"""With ``prefer="memory"``, the first codec compresses most, so no trial is needed up to this share of a raw frame."""
 _DRIFT = 1.5
-"""Once frames are so many times larger or smaller, codecs are tried again."""
+"""Codecs are tried again when frames have become larger or smaller by this factor."""
 _MOST_CODECS = 4
-"""In use at the same time, while earlier ones still hold observations."""
+"""The most replaced codecs that may still hold observations."""
 _FIRST_REVIEW, REVIEW_STEPS = 1024, 2048
 _RELEASE_STEPS = 128
-"""How often the memory of codecs that were replaced is released, if there are any."""
+"""How often the memory of replaced codecs is released, in steps."""
 _LAST_FRAME_NUMBER = (1 << 32) - (1 << 20)
-"""Close to the limit of an index entry, with room for the frames that arrive between two reviews."""
+"""Beyond it, frames are renumbered. It leaves room below the limit of uint32 for the frames between two reviews."""
 
 Appended = tuple[Sequence[Indices | int], Sequence[Digests] | None]
-"""Observations whose frames are stored, but that are in no slot yet: for each of them, the numbers of the frames after
-its last ones, and its checksums."""
+"""Observations whose frames are stored, but that are in no slot yet: for each of them, the number of the frame after
+its last one in each lane, and its checksums."""
 
 
 class ObservationStore(ObservationIndex):
     """Observations as compressed frames, which columns share.
 
-    How they stack frames is found out during the first steps, which are not compressed. ``auto`` begins with ``delta``.
-    It tries other codecs soon after, and whenever the size of compressed frames has changed.
+    During the first steps, which are not compressed, the store detects how observations stack frames. Then ``auto``
+    begins with ``delta``. It tries other codecs soon after, and again when the size of compressed frames has changed.
     """
 
     reads_runs = False
-    """Whether observations that are read together follow one another, as those of sequences do."""
+    """Whether batches consist of consecutive observations, as those of sequence buffers do."""
 
     def __init__(self, n_slots: int, n_envs: int, shape: tuple[int, ...], *args: Any, **kwargs: Any) -> None:
         super().__init__(n_slots, n_envs, shape, *args, **kwargs)
@@ -79,29 +79,29 @@ class ObservationStore(ObservationIndex):
         self._all_lanes = np.arange(n_envs)
         self._steps = 0
         self._decide_by = 0
-        """The step at which to decide that observations stack no frames."""
+        """The step at which to decide, at the latest, that observations are not stacked."""
         self._attend_at = 0
-        """The next step at which something is to be decided or reviewed."""
+        """The next step at which something is due: a decision, a trial or a review."""
         self._decide_at: int | None = None
-        """The step at which to find out how observations stack frames; ``None`` once it is known."""
+        """The next step at which to detect how observations stack frames; ``None`` once that is decided."""
         self._trials: Trials | None = None
         self._n_trials = 0 if self.config.recipe is None else len(TRIALS)
-        """How many of the planned trials were begun, or are not needed."""
+        """How many of the planned trials were begun or left out."""
         self._saved_steps: list[npt.NDArray[Any]] = []
-        """Steps that a decision needs and that have been overwritten or cleared."""
+        """Overwritten or cleared steps that are still needed to detect stacked frames."""
         self._usual_frame_bytes: float | None = None
         """The mean size of frames when ``auto`` chose the codec."""
         self._start()
 
     @property
     def label(self) -> str:
-        """The method in use, for people."""
+        """The compression method in use, as text for users."""
         if self._decide_at is not None:
             return f"{self.config.recipe.method if self.config.recipe else 'auto'} (not enough seen yet)"
         return self.codec.label if self.config.recipe else f"{self.codec.label} (auto)"
 
     def index_bytes(self, filled: float) -> int:
-        """The size of what finds observations when this part of the slots is filled."""
+        """The bytes of the index that finds observations, when a share of the slots, ``filled``, is in use."""
         arrays = [*self.ends, *(self.digests.columns if self.digests else [])]
         entries = round(filled * sum(array.nbytes for array in arrays))
         return entries + sum(frames.index_bytes for frames in self.frame_stores)
@@ -130,7 +130,7 @@ class ObservationStore(ObservationIndex):
     def place(self, places: Sequence[tuple[int, int]], appended: Appended, lanes: Indices | None = None) -> None:
         ends, digests = appended
         for i, (column, slot) in enumerate(places):
-            if slot >= self.slots_used:  # first: frames of slots that are not in use are released
+            if slot >= self.slots_used:  # first, because frames that only unused slots refer to are released
                 self.slots_used = slot + 1
             self._is_current[slot // self._piece] = False
             self.ends[column][slot if lanes is None else (slot, lanes)] = ends[i]
@@ -142,7 +142,7 @@ class ObservationStore(ObservationIndex):
         return shared
 
     def finish_step(self) -> None:
-        """Decide, once in a while, how to go on."""
+        """Do what is due once in a while: decisions, trials and reviews."""
         self._steps += 1
         if self._steps >= self._attend_at:
             self._attend()
@@ -150,9 +150,9 @@ class ObservationStore(ObservationIndex):
             self.compact()
 
     def adopt(self, layout: StackLayout, recipe: CodecRecipe, shared: SavedState) -> bool:
-        """Use a codec that can hold records of another one, given its shared state.
+        """Change to a codec that can hold the records of another store, given the shared state of that store's codec.
 
-        False if the observations that are here stack frames in another way, or too many codecs are in use already.
+        Returns false if stored observations stack frames in another way, or too many codecs still hold observations.
         """
         if not self.slots_used or self._decide_at is not None:
             (self.rebuild if self.slots_used else self.use)(layout, recipe)
@@ -167,7 +167,7 @@ class ObservationStore(ObservationIndex):
         return self.codec.accepts(shared)
 
     def finish_copying(self) -> None:
-        """To be called when records were copied: :meth:`finish_step` has not been called for them."""
+        """Called after records were copied into this store, instead of :meth:`finish_step`."""
         if self.frames.heads.max() > _LAST_FRAME_NUMBER:
             self.renumber()
         self.release_earlier()
@@ -207,7 +207,7 @@ class ObservationStore(ObservationIndex):
             self.check_index()
 
     def _attend(self) -> None:
-        """Do what is due at this step. If it is interrupted, it is done at the next."""
+        """Do what is due at this step. If that is interrupted, it is due again at the next."""
         if self._decide_at is not None:
             if self._steps >= self._decide_at:
                 self.decide()
@@ -233,7 +233,7 @@ class ObservationStore(ObservationIndex):
         self._attend_at = min(due)
 
     def decide(self) -> None:
-        """Find out how observations stack frames, and store those that are here accordingly."""
+        """Detect how observations stack frames, and store those that are here accordingly."""
         steps = self._recent_steps(_DECISION_STEPS)
         layout = detect_layout(steps)
         if layout.stack == 1 and self._steps < self._decide_by and n_changes(steps) < _ENOUGH_CHANGES:
@@ -268,12 +268,12 @@ class ObservationStore(ObservationIndex):
         self._n_trials += 1
 
     def _trials_for(self, n_steps: int | None = None) -> Trials:
-        # A buffer that is filled only once must not end up with the memory of an unfinished trial.
+        # Trials must end before the buffer is full: one that is filled only once must not keep the memory of a trial.
         most_steps = self.n_slots // 4 if self._steps < self.n_slots else math.inf
         return Trials(self.layout, self.n_envs, n_steps, most_steps, self.config.prefer, self.recipe)
 
     def _is_good_enough(self, frame_bytes: float, part: float) -> bool:
-        """Whether the codec that ``auto`` began with makes frames so small that no other need be tried."""
+        """Whether the first codec of ``auto`` is in use, and makes frames so small that no other need be tried."""
         if self.config.prefer == "memory":
             part = max(part, _GOOD_ENOUGH_FOR_MEMORY)
         first = first_recipe(self.layout, self.config.prefer)
@@ -293,9 +293,9 @@ class ObservationStore(ObservationIndex):
             self.change_codec(recipe)
 
     def _review(self) -> None:
-        """Do what is due once in a while, and check whether the size of frames has changed since the codec was chosen.
+        """Renumber and release frames if necessary, and begin a trial if their size has changed since the last choice.
 
-        The time to read them has changed as well, then, and ``auto`` may have promised too much.
+        If it has, the time to read them has changed, too, and may now be longer than ``auto`` allows.
         """
         if self.frames.heads.max() > _LAST_FRAME_NUMBER:
             self.renumber()
@@ -307,7 +307,7 @@ class ObservationStore(ObservationIndex):
             self._usual_frame_bytes = frame_bytes
         elif not usual / _DRIFT <= frame_bytes <= usual * _DRIFT and is_worth_compressing(self.layout):
             self._trials = self._trials_for()
-            self._n_trials = len(TRIALS)  # these are long, so the planned ones are not needed
+            self._n_trials = len(TRIALS)  # this trial is long, so the planned ones are not needed
 
     def _save_steps(self, slots: Sequence[int] | Indices) -> None:
         saved = [*self._saved_steps, *self._steps_at(np.asarray(slots))]
@@ -330,7 +330,7 @@ class ObservationStore(ObservationIndex):
         config, layout = self.config, StackLayout(self.shape, self.stored_dtype)
         if not self._has_elements:
             self._n_trials = len(TRIALS)
-            self.use(StackLayout((1,), self.stored_dtype), NONE)  # nothing will ever be in there
+            self.use(StackLayout((1,), self.stored_dtype), NONE)  # it stays empty
             return
         if isinstance(config.frame_stack, int):
             layout = declared_layout(self.shape, self.stored_dtype, config.frame_stack)
@@ -360,7 +360,7 @@ class ObservationStore(ObservationIndex):
             "choice": self.choice,
             "decide_at": self._decide_at,
             "usual_frame_bytes": self._usual_frame_bytes,
-            "n_trials": self._n_trials - (self._trials is not None),  # trials that are not complete begin again
+            "n_trials": self._n_trials - (self._trials is not None),  # an unfinished trial begins again
         }
 
     def restore(self, state: SavedState) -> None:

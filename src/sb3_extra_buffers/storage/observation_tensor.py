@@ -1,7 +1,7 @@
 """Columns of an observation store as tensors, for libraries that store their data in tensors.
 
-An :class:`ObservationTensor` holds no values. It knows the *rows* that it consists of, and the store that has them. So
-slicing costs nothing, and any other operation first decodes the rows that it needs::
+An :class:`ObservationTensor` holds no values. It knows which *rows* of which store it consists of. So slicing costs
+nothing, and any other operation first decodes the rows that it needs::
 
     row          0             1             2             3            ...
     is in        slot 0,       slot 0,       slot 1,       slot 1,      ...   with two environments
@@ -27,11 +27,11 @@ _aten = th.ops.aten
 _Write = tuple[int, npt.NDArray[np.int64], npt.NDArray[Any]]
 _Views = tuple[Callable[[th.Tensor], th.Tensor], ...]
 _COMPARED_ROWS = 4
-"""How many rows show whether the rows of the second column are those of the first, one row later."""
+"""How many rows to compare to tell whether next observations are the observations of the next rows."""
 
 
 class TensorColumns:
-    """A store as one or two tensors, which are written together."""
+    """The columns of a store as one or two tensors, which are written together."""
 
     def __init__(self, store: BaseStore) -> None:
         self.store = store
@@ -40,18 +40,18 @@ class TensorColumns:
         self._waiting: list[_Write] | None = None
 
     def column(self, number: int, shape: Sequence[int]) -> ObservationTensor:
-        """A column as a tensor of so many rows in each dimension."""
+        """A column as a tensor. ``shape`` is that of its rows."""
         rows = self.all_rows[: int(np.prod(shape))].reshape(tuple(shape))
         return ObservationTensor(self, number, rows)
 
     def read(self, columns: Sequence[int], rows: th.Tensor) -> list[th.Tensor]:
-        """The same rows of several columns. Frames that they share are decoded once."""
+        """Read the same rows of several columns. Frames that they share are decoded once."""
         slots, envs = self._places(rows)
         found = self.store.read([(column, slots.copy()) for column in columns], envs, CPU)
         return [th.from_numpy(array).reshape((*rows.shape, *self.store.shape)) for array in found]
 
     def write(self, column: int, rows: th.Tensor, values: th.Tensor) -> None:
-        """Replace rows."""
+        """Overwrite rows of a column."""
         values = values.detach().to(CPU).expand((*rows.shape, *self.store.shape))
         array = values.reshape((-1, *self.store.shape)).numpy()
         write = column, rows.reshape(-1).numpy().astype(np.int64), array
@@ -62,9 +62,9 @@ class TensorColumns:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Rows of both columns that are written in this context are stored row by row, not column by column.
+        """Store rows of both columns that are written in this context step by step, not column by column.
 
-        A next observation is followed by the equal observation of the next row then, and both share their frames.
+        Then each next observation is followed by the equal observation of the next step, and both share their frames.
         """
         waiting: list[_Write] = []
         self._waiting = waiting
@@ -108,7 +108,7 @@ class TensorColumns:
 
 
 def _is_next(observations: npt.NDArray[Any], following: npt.NDArray[Any]) -> bool:
-    """Whether the next observation of a row is the observation of the next row. With n-step returns it is not."""
+    """Whether next observations are those of the next rows, judged by some rows. With n-step returns, they are not."""
     n = len(observations)
     if n == 1:
         return True
@@ -117,9 +117,9 @@ def _is_next(observations: npt.NDArray[Any], following: npt.NDArray[Any]) -> boo
 
 
 class ObservationTensor(th.Tensor):
-    """A tensor whose values are in a store. Views of it are of this class, too; all else returns plain tensors.
+    """A tensor whose values are in a store. Views of it are of this class, too; other operations return plain tensors.
 
-    As with any tensor, what is written to a view is written to the whole.
+    As with any tensor, writing to a view changes the whole.
     """
 
     _columns: TensorColumns
@@ -127,7 +127,7 @@ class ObservationTensor(th.Tensor):
     _rows: th.Tensor
     """The rows that it shows, in the shape of its first dimensions."""
     _views: _Views
-    """What turns these rows into it, if it shows parts of observations."""
+    """The view operations that turn these rows into this tensor, if it shows parts of observations."""
 
     # Everything goes through __torch_dispatch__.
     __torch_function__ = th._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -142,7 +142,7 @@ class ObservationTensor(th.Tensor):
         like: th.Tensor | None = None,
     ) -> ObservationTensor:
         """
-        :param like: Has the shape and dtype after ``views``.
+        :param like: A tensor with the shape, strides and dtype that result from ``views``.
         """
         if like is None:
             dtype = th.from_numpy(np.zeros(0, columns.store.dtype)).dtype
@@ -266,7 +266,7 @@ _decoding = _Decoding()
 
 @contextmanager
 def deferred_decoding() -> Iterator[None]:
-    """Rows that are chosen by index in this context are not decoded yet, so that :func:`decode` can do it together."""
+    """Do not decode rows that are selected by index in this context: :func:`decode` can then decode them together."""
     _decoding.is_deferred = True
     try:
         yield
@@ -296,7 +296,7 @@ def _values(value: Any) -> Any:
 
 
 def _on_values(func: Any, args: Any, kwargs: Any) -> Any:
-    """Do it with decoded tensors, and store those that it changes again."""
+    """Run an operation on decoded tensors, and store the tensors that it changed."""
     changed: list[tuple[ObservationTensor, th.Tensor]] = []
 
     def whole(tensor: Any) -> Any:

@@ -1,13 +1,13 @@
 """Memory for sampled batches.
 
-A batch of images is megabytes. Fresh memory of that size costs a page fault per 4 kB when it is first written, as much
-as decoding into it. So a pool keeps a few *blocks* of memory and uses them again.
+A batch of images has megabytes. Fresh memory of that size costs a page fault per 4 kB when it is first written, which
+takes as long as decoding into it. So a pool keeps a few *blocks* of memory and reuses them.
 
-Who owns a block is decided by a *lease*. Every array that the pool hands out is a view of a lease of its own, and the
-pool only has a weak reference to that lease. Whatever keeps the memory of a batch visible (the array, its views and
+A *lease* decides whether a block is in use. Every array that the pool hands out is a view of a lease of its own, and
+the pool only has a weak reference to that lease. Whatever can access the memory of a batch (the array, its views and
 memoryviews, tensors made from it and their views) keeps the array's base alive, which is the lease. Once the lease is
-gone, nobody can see the block, and it is free. NumPy's arrays take no part in garbage collection, so a lease that one
-of them holds cannot be collected early, not even in a cycle.
+gone, nothing can access the block, and it is free. NumPy's arrays take no part in garbage collection, so a lease that
+one of them holds cannot be collected early, not even in a cycle.
 """
 
 from __future__ import annotations
@@ -28,24 +28,26 @@ from sb3_extra_buffers.storage import shared_memory
 from sb3_extra_buffers.storage.shared_memory import Address, SharedMemory
 
 _KEPT_BLOCKS = 4
-"""Observations and next observations of a batch, and of the previous one, which a training loop often still holds."""
+"""Enough for the observations and next observations of a batch, and of the previous one, which a training loop often
+still holds."""
 _SMALLEST_BLOCK = 1 << 16
+"""In bytes. For smaller batches on the CPU, fresh memory is as good."""
 ALIGNMENT = 64
-"""As torch allocates memory. JAX uses the memory of an array if it is aligned like this, and else copies it."""
+"""In bytes, as in torch. JAX uses the memory of an array that is aligned like this, and copies any other array."""
 
 
 _n_forks = 0
-"""Shared memory is not copied for a child, so what was there before a fork is not used again afterwards."""
+"""Counts forks. A fork does not copy shared memory, so shared blocks from before it are not reused."""
 
 
 class Lease(np.ndarray[Any, np.dtype[np.uint8]]):
     """The base of an array that was handed out. A class of its own: NumPy would skip a plain array as a base."""
 
     block: Block | None = None
-    """Whose memory it is; ``None`` where the lease has memory of its own."""
+    """The block that was lent; ``None`` if the lease has memory of its own."""
 
     def share(self) -> Address | None:
-        """Let others write to the memory, until :meth:`release`. Without that, it is never lent again."""
+        """Let other processes write to the memory until :meth:`release`. Before that, it is not lent again."""
         assert self.block is not None
         self.block.is_awaited = True
         return None if self.block.shared is None else self.block.shared.address
@@ -60,7 +62,7 @@ def _nobody() -> None:
 
 
 class Block:
-    """Memory that is handed out to one user at a time."""
+    """Memory that is lent to one lease at a time."""
 
     def __init__(self, size: int, pinned: bool, shared: bool) -> None:
         self.size, self._n_forks = size, _n_forks
@@ -91,13 +93,13 @@ class Block:
 
     def lend(self) -> Lease:
         lease = Lease(self.size, dtype=np.uint8, buffer=self._memory)
-        lease.block = self  # which keeps the memory, also when the pool has dropped the block
+        lease.block = self  # keeps the memory, even if the pool drops the block
         self.lease, self.copied = weakref.ref(lease), None
         return lease
 
 
 class OutputPool:
-    """Hands out arrays, and turns them into tensors without a copy on the CPU, with one asynchronous copy on CUDA."""
+    """Hands out arrays, and turns them into tensors: on the CPU without a copy, on CUDA with one asynchronous copy."""
 
     device = th.device("cpu")
     """Where the buffer's batches go. No other object stores it."""
@@ -114,12 +116,12 @@ class OutputPool:
         return np.ndarray(shape, dtype, buffer=self.lend(size, device))
 
     def lend(self, size: int, device: th.device) -> Lease:
-        """Memory for several arrays: whoever has one of them keeps it."""
+        """Lend memory for several arrays. Each of them keeps it in use."""
         for block in self._blocks:
             if block.size == size and block.is_free():
                 break
         else:
-            # A buffer may be told to send its batches to a GPU that is not here: its arrays can still be read.
+            # The device may be a GPU that this machine does not have: arrays can be read nevertheless.
             pinned = device.type == "cuda" and th.cuda.is_available()
             block = Block(size, pinned, self._shared)
             n_dropped = max(len(self._blocks) - self._kept + 1, 0)
@@ -131,7 +133,7 @@ class OutputPool:
 
     @staticmethod
     def to_tensor(array: npt.NDArray[Any], device: th.device) -> th.Tensor | None:
-        """An array of :meth:`take` as a tensor, or ``None`` for any other array."""
+        """Turn an array of :meth:`take` into a tensor. Returns ``None`` for any other array."""
         lease = array.base
         if not isinstance(lease, Lease):
             return None

@@ -21,7 +21,7 @@ from sb3_extra_buffers.storage.record_index import RecordIndex
 
 
 class Pickled:
-    """Is pickled and copied as the plain dict that ``tree()`` returns, with ``lock`` held all the while.
+    """Pickles and copies as the plain dict that ``tree()`` returns. Meanwhile, ``lock`` is held.
 
     So no other thread can change an array while it is being written.
     """
@@ -34,7 +34,7 @@ class Pickled:
         return dict, (), None, None, self._items()
 
     def _items(self) -> Iterator[tuple[str, Any]]:
-        # pickle and copy take one item after the other. When they are done, or fail, the generator ends.
+        # pickle and copy take one item after the other. When they are done, or fail, the generator releases the lock.
         with self._lock:
             yield from self._tree().items()
 

@@ -1,15 +1,15 @@
 """Observations as plain rows of an array, for vectors and other small observations.
 
-Compressing them would cost more time than it saves memory. Still, they take less than SB3's arrays, because the next
-observation of a step usually is the observation of the step after, and that is stored once::
+Compressing them would take too much time for the memory that it saves. Still, they take less than SB3's arrays, because
+the next observation of a step usually is the observation of the following step, and is only stored once::
 
-    row 0           zeros: what was never written
+    row 0           zeros, for places that were never written
     rows 1 to n     the observations, slot after slot
     2 * n_envs      the next observations of the newest step; two blocks that take turns
-    the rest        next observations that are no observation: at the ends of episodes, mostly
+    the rest        next observations that differ from the following observation, mostly at the ends of episodes
 
-For every next observation, an index has its row. The newest step is special: its index already has the rows of the
-next slot, where its next observations are going to be, but they are in a block until then.
+An index stores the row of every next observation. The newest step is special: the index already has the rows of the
+next slot for it, where its next observations are usually going to be. Until the next step, they are in a block.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from sb3_extra_buffers.storage.observation_store import ObservationStore
 
 _LARGEST_VECTOR = 4096
 _LARGEST_IMAGE = 192
-"""In bytes."""
+"""In bytes. Larger observations are stored as frames."""
 _PIECE = 1 << 12
 _FEW_ENVS = 16
-"""For the rows of so many environments, comparing bytes one by one takes less time than a call of NumPy."""
+"""For the rows of up to this many environments, comparing them one by one takes less time than a call of NumPy."""
 
 Appended = tuple[Sequence[npt.NDArray[Any]], Sequence[Digests] | None]
 _Step = tuple[bytes, bytes, Sequence[Digests] | None]
@@ -49,7 +49,7 @@ def suits(config: StorageConfig, shape: tuple[int, ...], dtype: np.dtype[Any]) -
     """Whether observations like these are stored as plain rows, if they are in memory."""
     if config.recipe is not None and config.recipe.method.name != "none":
         return False
-    if config.frame_stack not in ("auto", None, 1):  # frames that observations share take less memory
+    if config.frame_stack not in ("auto", None, 1):  # stacked observations share frames, which saves more
         return False
     size = math.prod(shape) * (config.elem_type or dtype).itemsize
     if config.recipe is None and config.prefer == "memory" and size >= SMALLEST_FRAME:
@@ -66,10 +66,10 @@ class PlainStore(BaseStore):
         shares = self.n_columns == 2
         self._envs = np.arange(n_envs)
         self._first_own = n + 1
-        """Rows from this one on belong to one next observation each."""
+        """The rows from this one on are no observations, only next observations."""
         self._first_free = n + 1 + (2 * n_envs if shares else 0)
-        # Enough for all next observations, and for those of a step that is being replaced. Memory that is never written
-        # is never taken.
+        # Enough for all next observations, and for those of a step that is being replaced. Rows that are never written
+        # take no memory.
         self._rows = zeros((self._first_free + (n + 3 * n_envs if shares else 0), size), self.stored_dtype)
         self._observed = self._rows[1 : n + 1].reshape(n_slots, *self._step_shape)
         self._next_rows = zeros((n_slots if shares else 0, n_envs), np.dtype(np.uint32))
@@ -84,7 +84,7 @@ class PlainStore(BaseStore):
         self._word = next(
             word for word in (np.uint64, np.uint32, np.uint16, np.uint8) if not self._row_bytes % word().itemsize
         )
-        """What rows are compared in: the widest that divides them."""
+        """The widest integer whose size divides a row: rows are compared word by word."""
         in_blocks = [self._first_own * self._row_bytes + turn * self._step_bytes for turn in (0, 1)]
         self._in_block = [slice(first, first + self._step_bytes) for first in in_blocks]
         self._first_numbers, self._ones = (
@@ -101,14 +101,14 @@ class PlainStore(BaseStore):
         self._newest: int | None = None
         """The slot whose next observations are in a block."""
         self._turn = 0
-        """Which block."""
+        """Which of the two blocks that is."""
         self._newest_bytes: bytes | None = None
         """The contents of that block, if they are known."""
         self._all_shared = bytearray(len(self._next_rows))
-        """For each slot, 1 if the index is known to have :meth:`_rows_after` it, as it does for most."""
+        """For each slot, 1 if its next observations are known to be the next slot's observations, as in most slots."""
         self._free_rows: list[int] = []
         self._n_own = 0
-        """How many rows after ``_first_free`` have been in use."""
+        """How many rows from ``_first_free`` on have ever been in use."""
 
     @property
     def label(self) -> str:
@@ -141,7 +141,7 @@ class PlainStore(BaseStore):
         return pair
 
     def prepare(self, n_observations: int, slot: int | None = None) -> None:
-        """There is always room."""
+        """Do nothing: there is always room."""
 
     def append(self, observations: Sequence[npt.NDArray[Any]], lanes: Indices | None = None) -> Appended:
         return observations, self._digests_of(observations)
@@ -179,7 +179,7 @@ class PlainStore(BaseStore):
             self._place_digests([(0, slot), (1, slot)], digests)
 
     def _rows_after(self, slot: int) -> bytes:
-        """The rows of the observations in the next slot, as bytes of the index: faster than by NumPy."""
+        """The index entries that name all rows of the next slot, as bytes. This is faster than NumPy."""
         first = (slot + 1) % self.n_slots * self.n_envs + 1
         return (first * self._ones + self._first_numbers).to_bytes(4 * self.n_envs, sys.byteorder)
 
@@ -196,7 +196,7 @@ class PlainStore(BaseStore):
         return shared
 
     def _keep_unequal(self, previous: int, observations: bytes) -> None:
-        """Give a row of its own to each next observation of the step before that is not the observation of this one.
+        """Give rows of their own to the next observations of the previous step that differ from these observations.
 
         Bytes are compared: NaN must equal itself, and 0.0 is not -0.0.
         """
@@ -220,7 +220,7 @@ class PlainStore(BaseStore):
         return self._rows[first : first + self.n_envs]
 
     def _rows_of_block(self) -> Indices:
-        """Where the next observations of the newest step are."""
+        """The rows of the next observations of the newest step."""
         rows: Indices = self._first_own + self._turn * self.n_envs + self._envs
         return rows
 
@@ -230,14 +230,14 @@ class PlainStore(BaseStore):
             self._give_rows(self._newest, self._envs, self._block())
 
     def _unshare(self, slot: int, lanes: Indices) -> None:
-        """Before observations change: the step before must not change with them."""
+        """Before observations change, copy those that are next observations of the previous step, too."""
         previous = (slot or self.n_slots) - 1
         if self.n_columns == 2 and previous != self._newest:
             lanes = lanes[self._next_rows[previous, lanes] == slot * self.n_envs + 1 + lanes]
             self._give_rows(previous, lanes, self._observed[slot, lanes])
 
     def _give_rows(self, slot: int, lanes: Indices, values: npt.NDArray[Any]) -> None:
-        """Copy next observations of a slot to rows of their own."""
+        """Give next observations of a slot rows of their own, and store ``values`` there."""
         if len(lanes):
             rows = self._new_rows(len(lanes))
             self._rows[rows] = values.reshape(len(lanes), self._rows.shape[1])
@@ -261,7 +261,7 @@ class PlainStore(BaseStore):
         self._next_rows[slot, lanes] = rows
 
     def _new_rows(self, n: int) -> list[int]:
-        """Rows that nothing refers to."""
+        """Take ``n`` rows that nothing refers to."""
         if len(self._free_rows) + len(self._rows) - self._first_free - self._n_own < n:
             self._find_free_rows()
         rows = [self._free_rows.pop() for _ in range(min(n, len(self._free_rows)))]
@@ -273,13 +273,13 @@ class PlainStore(BaseStore):
         return [row for row in self._next_rows[slot].tolist() if row >= self._first_free]
 
     def _find_free_rows(self) -> None:
-        """Search for rows that nothing refers to any more. Only interrupted steps lose track of some."""
+        """Search for own rows that nothing refers to any more. Only interrupted steps lose track of them."""
         free = np.ones(self._n_own, dtype=np.bool_)
         free[self._rows_in_use() - self._first_free] = False
         self._free_rows = (np.flatnonzero(free) + self._first_free).tolist()
 
     def _rows_in_use(self) -> Indices:
-        """The rows after ``_first_free`` that the index refers to."""
+        """The rows from ``_first_free`` on that the index refers to."""
         return self._flat_next_rows[self._flat_next_rows >= self._first_free].astype(np.int64)
 
     def _fill(self, wanted: list[tuple[int, Indices]], envs: Indices, outs: list[npt.NDArray[Any]]) -> None:
@@ -294,7 +294,7 @@ class PlainStore(BaseStore):
                     rows[is_newest] = self._rows_of_block()[envs[is_newest]]
             else:
                 rows = places + 1
-            # Rows are in range. "clip" only spares NumPy a copy that would leave ``out`` unchanged after an error.
+            # Rows are in range. With "raise", NumPy would copy ``out`` first, to leave it unchanged after an error.
             self._rows.take(rows, axis=0, out=out.reshape(len(rows), self._rows.shape[1]), mode="clip")
 
     def clear(self) -> None:
@@ -378,7 +378,7 @@ class PlainStore(BaseStore):
         self._find_free_rows()
 
     def _restore_frames(self, state: SavedState) -> None:
-        """Versions up to 1.0.0.dev0 stored small observations as frames, too."""
+        """Restore small observations that were stored as frames, as versions up to 1.0.0.dev0 did."""
         earlier = ObservationStore(
             self.n_slots, self.n_envs, self.shape, self.dtype, self.config, self.n_columns, verify=bool(self.digests)
         )

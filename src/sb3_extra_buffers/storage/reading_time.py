@@ -1,7 +1,7 @@
 """How long it takes to read an observation, from SB3's buffer and from a store.
 
-Both are measured in the state that training is in: what SB3's buffer reads, and what a batch is written to, is in no
-cache. The time of a call, however much it reads, is left out, and so is the work of other threads.
+Both are measured as in training: the memory that SB3's buffer reads, and the memory that batches are written to, is in
+no cache. The fixed time of a call and the work of other threads are left out.
 """
 
 from __future__ import annotations
@@ -18,23 +18,25 @@ from sb3_extra_buffers.parallel import alone
 from sb3_extra_buffers.storage.frame_store import FrameStore
 
 _COLD_BYTES, _FEWEST_OBSERVATIONS = 48 << 20, 8
-"""More than the share of a cache that a program keeps while it trains."""
+"""The bytes of cold memory, more than stay in the caches while a program trains, and the fewest observations in it."""
 _BATCH_BYTES, _SMALLEST_BATCH = 1 << 21, 4
+"""The bytes of a measured batch, and the fewest observations in it."""
 _BATCHES = 4
-"""As many are in use in training: a batch, the one before, and what they were copied from."""
+"""As many batches as are in use in training: a batch, the one before, and what they were copied from."""
 _TIMES = 15
+"""How many times to measure."""
 _PARTS = 16
-"""The memory is given back in so many parts, because giving it back takes time, too."""
+"""The memory is released in this many parts, because releasing it takes time, too."""
 
 cpu_time = time.perf_counter if sys.platform == "win32" else time.thread_time
-"""The seconds that this thread has worked. Windows counts them in steps of 15.6 ms, so there, waiting counts, too."""
+"""The CPU seconds of this thread. Windows counts them in steps of 15.6 ms, so there, it is wall-clock time instead."""
 
 
 class ColdMemory:
-    """Observations of a size, one per row, most of which are in no cache, and memory for batches of them.
+    """Observations, one per row, most of which are in no cache, and memory for batches of them.
 
-    It is taken and given back little by little, because both take time. All of it is mapped from the system: the C
-    allocator would not give all of it back.
+    The memory is allocated and released little by little, because both take time. All of it is mapped from the system:
+    the C allocator would keep some of it.
     """
 
     def __init__(self, observation_bytes: int) -> None:
@@ -46,13 +48,13 @@ class ColdMemory:
         self._n_ready = self._turn = 0
 
     def grow(self, share: float) -> None:
-        """Take so much of the memory, from 0 to 1."""
+        """Make this share of the memory resident, from 0 to 1."""
         n_ready = round(share * len(self._memory))
         self._memory[self._n_ready : n_ready] = 1
         self._n_ready = n_ready
 
     def shrink(self) -> bool:
-        """Give a part of the memory back. Returns whether that was the last one."""
+        """Release a part of the memory. Returns whether that was the last one."""
         left = max(self._n_ready - -(-len(self._memory) // _PARTS), 0)
         row_bytes = self._memory.shape[1]
         self._mapped.discard(left * row_bytes, self._n_ready * row_bytes)
@@ -60,15 +62,15 @@ class ColdMemory:
         return left == 0
 
     def batch(self, n: int) -> Bytes:
-        """Memory for a batch of ``n`` observations: one of several pieces, in turn."""
+        """Memory for a batch of ``n`` observations. Several pieces of memory take turns."""
         self._turn = (self._turn + 1) % _BATCHES
         first = self._turn * self.batch_size
         return self._batches[first : first + n]
 
 
 Read = Callable[[ColdMemory, int, int], None]
-"""``read(cold, n, turn)`` reads ``n`` observations, each second one the successor of another, into cold memory. In each
-turn, it reads other ones: a processor soon knows the branches of a decoder that reads the same again."""
+"""``read(cold, n, turn)`` reads ``n`` observations into cold memory: one half, and their successors. In each turn, it
+reads other observations, because a processor soon predicts the branches of a decoder that reads the same ones again."""
 
 
 class ReadingTime:
@@ -90,7 +92,7 @@ class ReadingTime:
 
     @property
     def microseconds(self) -> float:
-        """For one observation, by one thread."""
+        """The time to read one observation by one thread. The fixed time of a call is left out."""
         whole, pair = float(np.median(self._times)), min(self._times_of_pairs)
         return 1e6 * max(whole - pair, 0.0) / (self._n - 2) + 1e-3
 
@@ -102,10 +104,9 @@ class ReadingTime:
 
 
 class Sb3Reader:
-    """Copies observations from random places, as SB3's indexing does, and copies the result once more, as SB3 does to
-    make tensors.
+    """Reads like SB3's buffer: copies observations from random places, then copies the result to make tensors.
 
-    Torch would make that copy with several threads, and wait for those that start late.
+    Torch would make the second copy with several threads, and wait for those that start late.
     """
 
     def __init__(self) -> None:
@@ -121,7 +122,7 @@ class Sb3Reader:
 class StoreReader:
     """Reads observations of a store that are far apart, as ``sample`` does, and other ones in each turn.
 
-    They begin at the frames from ``first`` to ``stop - 1``.
+    Their first frames are among ``first`` to ``stop - 1``.
     """
 
     def __init__(self, store: FrameStore, lanes: Indices, first: int, stop: int) -> None:

@@ -1,4 +1,4 @@
-"""Records that move from one frame store to another without being decoded."""
+"""Copying records from one frame store to another without decoding them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.stacking import numbers_from
 
 _MOST_FRAMES = 1 << 30
-"""Of one lane in a segment."""
+"""The most frames of one lane in a segment that is taken for valid."""
 
 
 class Records(NamedTuple):
@@ -25,7 +25,7 @@ class Records(NamedTuple):
     """The number of records of each lane."""
     lengths: Indices
     references: Indices
-    """For each record, 0 or a place in ``digests``, counted from 1."""
+    """For each record, the position of its reference in ``digests``, counted from 1; 0 for none."""
     digests: list[str]
     """The checksums of all references that the records need."""
     contents: Mapping[str, Bytes]
@@ -41,7 +41,7 @@ def seal(frames: FrameStore, oldest: Callable[[], Indices]) -> None:
     lanes = np.flatnonzero(waiting)
     if len(lanes):
         group, size = frames.codec.frames_per_record, frames.ring.shape[1]
-        frames.newest.forget()  # its frames will not be the last ones of their lane any more
+        frames.newest.forget()  # its frames are no longer the last ones of their lane
         for lane in lanes.tolist():
             head = int(frames.heads[lane])
             places = np.arange(head, frames.encoded[lane] + group) % size
@@ -79,7 +79,7 @@ def take_records(frames: FrameStore, firsts: Indices) -> Records:
 def append_records(frames: FrameStore, records: Records, oldest: Callable[[], Indices]) -> Indices:
     """Copy records to the end of their lanes, and return the number of each lane's first new frame.
 
-    Nothing refers to these frames yet. So if this fails, nothing has changed for anybody.
+    No observation refers to these frames yet. So if this fails, all observations are as before.
     """
     seal(frames, oldest)
     group, codec = frames.codec.frames_per_record, frames.codec
@@ -98,7 +98,7 @@ def append_records(frames: FrameStore, records: Records, oldest: Callable[[], In
         codec.incref(references)
         frames.newest.forget()
         firsts, heads = frames.encoded, frames.encoded + records.counts * group
-        frames.heads, frames.encoded = heads, heads.copy()  # from now on the records are used
+        frames.heads, frames.encoded = heads, heads.copy()  # from now on, the records are in their lanes
         held = {digest: frames.held[digest] for digest in records.digests}
         gone = [number for digest, number in frames.held.items() if digest not in held]
         frames.held = held
@@ -110,7 +110,7 @@ def append_records(frames: FrameStore, records: Records, oldest: Callable[[], In
 
 
 def _number_of(frames: FrameStore, digest: str, records: Records) -> int:
-    """The number of a reference in this store."""
+    """The number of a reference in this store, which imports it if it is new."""
     if digest not in frames.held:
         frames.held[digest] = frames.codec.import_reference(records.contents[digest])
     return frames.held[digest]
@@ -129,7 +129,7 @@ def state_of(records: Records, known: set[str]) -> State:
 
 
 def restored(state: SavedState, n_lanes: int, frames_per_record: int, known: Mapping[str, Bytes]) -> Records:
-    """What :func:`state_of` returned, checked. What a store of any codec would not hold is an error."""
+    """Validate what :func:`state_of` returned, except for what only the codec can check."""
     counts = state.array("counts", np.uint32, (n_lanes,)).astype(np.int64)
     lengths = state.array("lengths", np.uint32, (None,)).astype(np.int64)
     references = state.array("references", np.uint16, lengths.shape).astype(np.int64)

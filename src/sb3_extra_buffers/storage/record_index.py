@@ -1,7 +1,7 @@
 """Where records are: the start, length and reference of each record of several lanes.
 
-The records of a lane are numbered in the order of arrival. The oldest ones are released first, so those that exist are
-consecutive, and record ``r`` is at ``r % capacity`` of its lane's row.
+The records of a lane are numbered in the order of arrival. The oldest ones are released first, so the numbers of those
+that exist are consecutive, and record ``r`` is at ``r % capacity`` in its lane's row.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.stacking import numbers_from
 
 _PIECE = 1024
+"""How many records of each lane are copied at a time when the index grows."""
 _INT64, _UINT32 = np.dtype(np.int64), np.dtype(np.uint32)
 
 
@@ -31,7 +32,7 @@ class RecordIndex:
         self.lengths: Words = zeros((n_lanes, capacity), _UINT32)
         self.references: Words = zeros((n_lanes, capacity), _UINT32)
         self.has_references = False
-        """Whether any record ever had one. As long as none has, they are not written and take no memory."""
+        """Whether any record ever had a reference. Until then, ``references`` is not written, and takes no memory."""
 
     @classmethod
     def restored(cls, state: SavedState, n_lanes: int) -> RecordIndex:

@@ -1,7 +1,8 @@
 """Steps of a store as values and arrays, for another store of the same observations.
 
 There are two forms. *Frames* are records, copied without decoding them, and an index into them. *Rows* are raw
-observations, which any store can export and receive: for small observations, and where records do not fit.
+observations, which any store can export and receive. They are for small observations, and for stores that cannot hold
+the records.
 
 Receiving has two parts. :func:`receive` does all that can fail, and stores records that nothing refers to yet. Then
 :func:`place` puts the observations into slots.
@@ -35,13 +36,14 @@ class Rows(NamedTuple):
 
     columns: Columns
     contents: dict[str, Bytes]
+    """The references of the segment's records, by checksum, if it has records."""
 
 
 class Frames(NamedTuple):
     """Observations whose records are in the store already."""
 
     columns: Columns
-    """The numbers of the frames after their last ones."""
+    """For each observation, the number of the frame after its last one."""
     digests: Columns | None
     contents: dict[str, Bytes]
 
@@ -50,7 +52,7 @@ Received = Rows | Frames
 
 
 def export_steps(store: BaseStore, columns: Sequence[Indices], known: set[str]) -> tuple[State, set[str]]:
-    """The observations in some slots of each column, and the checksums of the references that they need.
+    """Export the observations in some slots of each column. Also returns the checksums of references that they need.
 
     :param columns: For each column of the store, its slots, oldest first. The newest observation must be among them.
     :param known: The references that the receiver has.
@@ -68,7 +70,7 @@ def _export_rows(store: BaseStore, columns: Sequence[Indices]) -> State:
     observations = [_read(store, column, slots) for column, slots in enumerate(columns)]
     state: dict[str, Any] = {"form": "rows", "observations": observations[0]}
     if len(observations) == 2:
-        # The next observation usually is the observation of the step after. Bytes are compared, because of NaN.
+        # Only next observations that differ from the following observation are sent. For NaN, bytes are compared.
         following = observations[1]
         n_steps, n_envs = following.shape[:2]
         differs = np.ones((n_steps, n_envs), dtype=np.bool_)
@@ -82,7 +84,7 @@ def _export_rows(store: BaseStore, columns: Sequence[Indices]) -> State:
 def _export_frames(
     store: ObservationStore, columns: Sequence[Indices], known: set[str]
 ) -> tuple[State, set[str]] | None:
-    """The same as records; ``None`` if there are codecs in them that a receiver would not have."""
+    """Export records; ``None`` if a replaced codec has stored some of the observations, or records are not portable."""
     frames, stack = store.frames, store.layout.stack
     ends = [store.ends[column][slots].astype(np.int64) for column, slots in enumerate(columns)]
     lowest = np.min([column.min(axis=0) for column in ends], axis=0) - stack
@@ -108,7 +110,7 @@ def _export_frames(
 
 
 def _copy_of(store: ObservationStore, columns: Sequence[Indices]) -> ObservationStore:
-    """The same observations in a store of their own, all with the codec in use."""
+    """Copy the observations to a store of their own, all encoded by the codec in use."""
     copied = _empty_store(store, [len(slots) for slots in columns])
     copied.use(store.layout, store.recipe)
     place(copied, Rows([_read(store, column, slots) for column, slots in enumerate(columns)], {}), 0)
@@ -135,10 +137,10 @@ def _as_bytes(observations: npt.NDArray[Any]) -> Bytes:
 
 
 def receive(store: BaseStore, state: SavedState, n_rows: Sequence[int], known: dict[str, Bytes]) -> Received:
-    """Observations that :func:`export_steps` returned, checked. No slot changes.
+    """Validate and store observations that :func:`export_steps` returned. No slot changes yet.
 
     :param n_rows: The number of slots in each column of the segment.
-    :param known: References of the segment before, by checksum.
+    :param known: References of the previous segment, by checksum.
     """
     form = state.value("form")
     if form == "rows":
@@ -151,7 +153,7 @@ def receive(store: BaseStore, state: SavedState, n_rows: Sequence[int], known: d
     recipe = CodecRecipe.restored(state)
     if isinstance(store, ObservationStore) and store.adopt(layout, recipe, state.part("shared")):
         return _receive_frames(store, state, n_rows, known)
-    # Records of another kind: decode the segment.
+    # The store cannot hold these records: decode the segment.
     copied = _empty_store(store, n_rows)
     copied.use(layout, recipe)
     if not copied.codec.accepts(state.part("shared")):
@@ -205,9 +207,9 @@ def _receive_frames(
 
 
 def as_columns(received: Received, n_columns: int, shares: bool) -> Received:
-    """The same for a store with another number of columns.
+    """Convert received observations for a store with another number of columns.
 
-    :param shares: Whether a store with one column has next observations in the slots after, as with SB3's
+    :param shares: Whether a store with one column finds next observations in the following slots, as with SB3's
         ``optimize_memory_usage``.
     """
 
@@ -245,7 +247,7 @@ def place(store: BaseStore, received: Received, first: int) -> None:
 def _place_ends(
     store: ObservationStore, column: int, first: int, ends: npt.NDArray[Any], digests: Digests | None
 ) -> None:
-    kept = min(len(ends), store.n_slots)  # of more, the first ones would be overwritten by the last ones
+    kept = min(len(ends), store.n_slots)  # if there are more, the last ones would overwrite the first ones
     slots = (first + np.arange(len(ends) - kept, len(ends))) % store.n_slots
     store.slots_used = max(store.slots_used, int(slots.max(initial=-1)) + 1)
     store._is_current[slots // store._piece] = False

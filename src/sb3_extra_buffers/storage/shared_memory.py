@@ -1,7 +1,7 @@
 """Memory that other processes of this machine can write to.
 
-It is an anonymous file (``memfd_create``), which Linux frees when no process uses it any more, however they end. Others
-open it through ``/proc``, and compare its random name: on another machine there is no such file.
+It is an anonymous file (``memfd_create``), which Linux frees when no process uses it any more, even if they crash.
+Others open it through ``/proc`` and compare its random name: on another machine, that path may be another file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Address(NamedTuple):
 
 
 class SharedMemory:
-    """Memory of this process. Others can find it until it is closed. After that, it can still be used."""
+    """Memory of this process. Others can attach it until it is closed. It can still be used after that."""
 
     def __init__(self, size: int) -> None:
         name = f"{_PREFIX}{uuid.uuid4().hex}"
@@ -52,7 +52,7 @@ def attach(address: Address) -> Bytes | None:
     except OSError:
         return None
     try:
-        # The number of a file may be used again for another one.
+        # The descriptor may have been closed and reused for another file.
         if not str(Path(f"/proc/self/fd/{file}").readlink()).startswith(f"/memfd:{address.name}"):
             return None
         return _mapped(file, address.size)

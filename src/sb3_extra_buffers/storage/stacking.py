@@ -1,4 +1,4 @@
-"""How an observation is cut into frames, and how to detect that from data."""
+"""How an observation is cut into frames, and how to detect that from the first observations."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from sb3_extra_buffers.state import SavedState, State
 MAX_STACK = 16
 RGB = 3
 _EVERY = 16
+"""To detect a stack, every how many-th row or column is compared first."""
 Axis = Literal["first", "last"]
 
 
@@ -109,7 +110,7 @@ class StackLayout:
         return cls(shape, dtype, stack, axis)
 
     def merge(self, frames: Bytes, out: npt.NDArray[Any]) -> None:
-        """Frames, ``(n, stack, frame_bytes)``, as observations, where their frames are not contiguous."""
+        """Write frames, ``(n, stack, frame_bytes)``, to observations in whose memory they are not contiguous."""
         n, channels = len(out), self.shape[-1] // self.stack
         pixels = frames.view(self.dtype).reshape(n, self.stack, -1, channels)
         out.reshape(n, -1, self.stack, channels)[:] = pixels.swapaxes(1, 2)
@@ -136,8 +137,8 @@ def n_changes(observations: npt.NDArray[Any]) -> int:
 def detect_layout(observations: npt.NDArray[Any]) -> StackLayout:
     """Find the stack in consecutive observations, ``(steps, n_envs, *shape)``.
 
-    A layout fits a step if all frames of an observation but the newest are those of the observation before, and
-    something changed. The layout that fits most steps wins, the one with most frames among equals.
+    A layout fits a step if the observation has changed, and all its frames but the newest are those of the observation
+    before. The layout that fits most steps wins; among equals, the one with the most frames.
     """
     shape, dtype = observations.shape[2:], observations.dtype
     whole = StackLayout(shape, dtype)
@@ -156,7 +157,7 @@ def detect_layout(observations: npt.NDArray[Any]) -> StackLayout:
             if after.shape[axis] % stack or (name == "last" and len(shape) == 1):
                 continue
             channels = after.shape[axis] // stack
-            # Most candidates fit no step, which a few pixels show already.
+            # Most candidates fit no step. A few pixels are enough to show that.
             other_axis = np.s_[:] if len(shape) == 1 else np.s_[..., ::_EVERY] if axis == 1 else np.s_[:, ::_EVERY]
             hits = _n_fitting(before[other_axis], after[other_axis], axis, channels)
             if hits > best_hits:
@@ -167,7 +168,7 @@ def detect_layout(observations: npt.NDArray[Any]) -> StackLayout:
 
 
 def _n_fitting(before: npt.NDArray[Any], after: npt.NDArray[Any], axis: int, channels: int) -> int:
-    """How many observations continue the one before: all frames along an axis but the newest are there already."""
+    """How many observations continue the one before, which has all their frames along ``axis`` but the newest."""
     if axis == 1:
         older, newer = after[:, :-channels], before[:, channels:]
     else:

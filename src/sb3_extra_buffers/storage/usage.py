@@ -17,7 +17,7 @@ class MemoryUsage:
     payload: int
     """Compressed observations."""
     references: int
-    """Key frames, dictionaries and the newest frames, which are raw."""
+    """Reference frames, dictionaries, and the newest frames, which are raw."""
     index: int
     """The index, which finds an observation in the payload."""
     fields: int
@@ -25,7 +25,7 @@ class MemoryUsage:
     raw_equivalent: int
     """The same data in SB3's buffer."""
     choice: str = ""
-    """What ``auto`` measured, and why it has chosen the method."""
+    """What ``auto`` measured, and why it chose the method."""
 
     @classmethod
     def of_stores(
@@ -58,7 +58,7 @@ class MemoryUsage:
 
     @property
     def ratio(self) -> float:
-        """How many times smaller than SB3's buffer."""
+        """How many times smaller this is than SB3's buffer."""
         return self.raw_equivalent / self.total if self.total else 1.0
 
     @property
@@ -83,7 +83,7 @@ class MemoryUsage:
 
 
 def readable(size: float) -> str:
-    """``1.23 MB``."""
+    """Format a number of bytes: ``1.23 MB``."""
     value, unit = float(size), "B"
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if value < 1000 or unit == "TB":
