@@ -48,7 +48,7 @@ SMALL: dict[str, dict[str, Any]] = {
         "REVIEW_STEPS": 40,
         "_LAST_FRAME_NUMBER": 400,
     },
-    "storage.reading_time": {"_TIMES": 2, "_PARTS": 2},
+    "storage.reading_time": {"_MEASUREMENTS": 2, "_PARTS": 2},
     "storage.record_index": {"_PIECE": 5},
 }
 """Constants that determine how often rare events happen. Stored data does not depend on them."""

@@ -84,7 +84,7 @@ def test_no_step_of_a_trial_measures_for_long_and_its_memory_is_freed() -> None:
         trials.add(noise[0])
         n_calls += 1
         assert len(trials._unread) >= left - 1
-    assert n_calls == (1 + len(trials._candidates)) * reading_time._TIMES + reading_time._PARTS
+    assert n_calls == (1 + len(trials._candidates)) * reading_time._MEASUREMENTS + reading_time._PARTS
     assert not any(hasattr(candidate, "_store") for candidate in trials._candidates)
     trials.add(noise[0])  # as happens if Ctrl-C came right before the buffer took the result
     assert trials.best().recipe.method.name == "none"
@@ -125,7 +125,7 @@ def test_every_turn_reads_other_observations_if_there_are_enough() -> None:
         gather=lambda lanes, firsts, outs: read.append(np.stack([lanes, firsts[0]])),
     )
     reader, cold = StoreReader(store, np.arange(4), 0, 5000), ColdMemory(4 * 7056)
-    for turn in range(reading_time._TIMES):
+    for turn in range(reading_time._MEASUREMENTS):
         reader(cold, cold.batch_size, turn)
     lanes, firsts = np.concatenate(read, axis=1)
     apart = 4 + 2 * 4  # then no frame is read twice either

@@ -123,7 +123,7 @@ def test_the_memory_of_a_replaced_codec_goes_back_to_the_system_little_by_little
     before, live = resident_bytes(replaced.arena.data), replaced.arena.live_bytes
     assert before > 0.9 * live > 8 << 20
     store.change_codec(CodecRecipe(parse_method("gzip/0")))
-    store._attend_at = 0  # as when auto has changed it
+    store._next_due = 0  # as when auto has changed it
     add(300)
     half = resident_bytes(replaced.arena.data)
     assert store.frame_stores[1] is replaced

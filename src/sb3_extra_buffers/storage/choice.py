@@ -29,21 +29,21 @@ TIME_WEIGHT = TIME_WEIGHTS["balanced"]
 SLOWEST_READ: dict[Preference, float] = {"speed": 0.87, "balanced": 0.87, "memory": 2.0}
 """How long reading an observation may take, as a multiple of SB3's time. Unless the user prefers memory, it is below 1,
 because a codec reads a little faster in a trial than in a full buffer."""
-_IMPRECISION = 1.05
+_READ_TOLERANCE = 1.05
 """Reading may take this many times as long as ``SLOWEST_READ`` allows if the codec is in use already, or if no codec is
 fast enough: a codec that is about as fast as SB3 is better than none."""
-_ABOUT_AS_GOOD: dict[Preference, float] = {"speed": 1.15, "balanced": 1.15, "memory": 1.0}
+_EQUAL_COST_RATIO: dict[Preference, float] = {"speed": 1.15, "balanced": 1.15, "memory": 1.0}
 """Costs are measured, so all costs up to this multiple of the lowest one count as equal. Of these codecs, the one
 that reads fastest is chosen."""
 _USUAL_BATCH = 32
 """The batch size for which to estimate how much faster several threads decode than one."""
 _FIXED_BYTES = 64
 """Roughly how many bytes a transition takes beside its frame, with every codec."""
-_SMALL_ENOUGH: dict[Preference, float] = {"speed": 1 / 64, "balanced": 1 / 64, "memory": 0.0}
+_NEGLIGIBLE_SHARE: dict[Preference, float] = {"speed": 1 / 64, "balanced": 1 / 64, "memory": 0.0}
 """Added to the size of every frame, as a share of a raw frame. So below this size, savings hardly lower the cost."""
 _LEAST_SAVING = 0.1
 """A codec that makes frames less than this share smaller is not worth it."""
-_READS = 8
+_READS_PER_WRITE = 8
 """How often an observation is read for each time that it is stored: by DQN with its usual batches, and by PPO."""
 _MOST_LANES = 4
 """Trials store the steps of at most this many environments."""
@@ -53,7 +53,7 @@ _MEASURED_BYTES, _FEWEST_STEPS, _MOST_STEPS = 14 << 20, 128, 4096
 """The bytes of raw frames that a long trial measures, and the fewest and the most steps that it takes. With fewer
 frames, the processor learns to predict the branches of the decoder. Then reading seems to be up to three times as fast
 as in a full buffer."""
-_STAY: dict[Preference, float] = {"speed": 0.75, "balanced": 0.75, "memory": 0.95}
+_REPLACE_RATIO: dict[Preference, float] = {"speed": 0.75, "balanced": 0.75, "memory": 0.95}
 """The codec in use is only replaced by one whose cost is at most this share of its own."""
 
 
@@ -77,7 +77,7 @@ TRIALS = [
 
 NONE = CodecRecipe(parse_method("none"))
 DELTA = CodecRecipe(parse_method("delta"))
-_SHORT_CHAINS = CodecRecipe(parse_method("delta"), {"frames_per_record": 4})
+_SHORT_RECORDS = CodecRecipe(parse_method("delta"), {"frames_per_record": 4})
 """Less compression, but faster to read. For observations that are not stacked: a stack would need several records."""
 BITPACK = CodecRecipe(parse_method("bitpack"))
 """For images full of noise, such as those of cameras."""
@@ -88,7 +88,7 @@ _WITHOUT_NUMBA = [CodecRecipe(parse_method(method)) for method in ("zstd/3", "lz
 DELTA_ZSTD = CodecRecipe(parse_method("delta-zstd"))
 _FOR_MEMORY = [DELTA_ZSTD, CodecRecipe(parse_method("delta-zstd"), {"frames_per_record": 4})]
 _LONG_RECORDS = CodecRecipe(DELTA_ZSTD.method, {"frames_per_record": 16})
-_SHORT_FRAME = 1 / 28
+_LONG_RECORDS_RATIO = 1 / 28
 """If frames are compressed to at most this share of a raw one, long records save memory and are read in about the same
 time, because an observation is in fewer of them. With larger frames, libzstd has to decompress so many bytes per record
 that sampling becomes clearly slower."""
@@ -110,7 +110,7 @@ def with_best_length(recipe: CodecRecipe, ratio: float) -> CodecRecipe:
     """Choose the frames per record of ``delta-zstd`` for frames compressed to ``ratio``. Return other recipes as is."""
     if recipe not in (DELTA_ZSTD, _LONG_RECORDS):
         return recipe
-    return _LONG_RECORDS if ratio <= _SHORT_FRAME else DELTA_ZSTD
+    return _LONG_RECORDS if ratio <= _LONG_RECORDS_RATIO else DELTA_ZSTD
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ class Trial:
     """Whether reading an observation also reads a reference frame."""
 
     def cost(self, prefer: Preference) -> float:
-        memory = self.frame_bytes + _FIXED_BYTES + _SMALL_ENOUGH[prefer] * self.raw_bytes
-        return float(memory * (self.storing + _READS * self.reading) ** TIME_WEIGHTS[prefer])
+        memory = self.frame_bytes + _FIXED_BYTES + _NEGLIGIBLE_SHARE[prefer] * self.raw_bytes
+        return float(memory * (self.storing + _READS_PER_WRITE * self.reading) ** TIME_WEIGHTS[prefer])
 
     def __str__(self) -> str:
         options = "".join(f", {name}={value}" for name, value in self.recipe.options.items())
@@ -159,7 +159,7 @@ class Trials:
                 is_rgb = layout.frame.channels == RGB and layout.dtype == np.uint8
                 recipes += [DELTA, *_FOR_MEMORY, *(_FOR_MEMORY_OF_RGB if is_rgb else [])]
             else:
-                recipes += [DELTA if layout.stack > 1 else _SHORT_CHAINS, *_CANDIDATES]
+                recipes += [DELTA if layout.stack > 1 else _SHORT_RECORDS, *_CANDIDATES]
         frame_bytes = max(layout.frame.nbytes, 1)
         n_lanes = min(n_envs, _MOST_LANES, max(_MEASURED_BYTES // (_FEWEST_STEPS * frame_bytes), 1))
         self._candidates = [
@@ -218,16 +218,20 @@ class Trials:
         none = trials[0]
         slowest = self._limit() * SLOWEST_READ[self._prefer]
         smaller = [trial for trial in trials[1:] if trial.frame_bytes <= (1 - _LEAST_SAVING) * trial.raw_bytes]
-        fast = [trial for trial in smaller if trial.reading <= _IMPRECISION * slowest]
+        fast = [trial for trial in smaller if trial.reading <= _READ_TOLERANCE * slowest]
         if any(trial.reading <= slowest for trial in fast):
             fast = [trial for trial in fast if trial.reading <= slowest or trial.recipe == self._current]
         if not fast:
             return none
-        highest = _ABOUT_AS_GOOD[self._prefer] * min(trial.cost(self._prefer) for trial in fast)
+        highest = _EQUAL_COST_RATIO[self._prefer] * min(trial.cost(self._prefer) for trial in fast)
         about_as_good = [trial for trial in fast if trial.cost(self._prefer) <= highest]
         best = min(about_as_good, key=lambda trial: (trial.reading, trial.cost(self._prefer)))
         stay = [trial for trial in fast if trial.recipe == self._current]
-        return stay[0] if stay and best.cost(self._prefer) > _STAY[self._prefer] * stay[0].cost(self._prefer) else best
+        return (
+            stay[0]
+            if stay and best.cost(self._prefer) > _REPLACE_RATIO[self._prefer] * stay[0].cost(self._prefer)
+            else best
+        )
 
     def _limit(self) -> float:
         """The microseconds in which one thread must read an observation for sampling to be as fast as SB3's."""

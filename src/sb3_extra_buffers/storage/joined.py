@@ -141,7 +141,7 @@ class JoinedStores:
         if newest != self._newest:
             slots_and_rows = [
                 [-1 if store._newest is None else store._newest for store in stores],
-                [first._first_own + store._turn * n_envs for store in stores],
+                [first._blocks_start + store._turn * n_envs for store in stores],
             ]
             self._newest, self._newest_table = newest, np.array(slots_and_rows, dtype=np.int64)
         (_, slots), (next_column, next_slots) = wanted

@@ -55,7 +55,7 @@ class NewestObservations:
         Returns the number of the frame after each observation's last one, ``(len(memories), len(lanes))``, and the
         largest number of frames that wait in any lane's ring.
         """
-        self._expect(memories[0], form)
+        self._prepare_for(memories[0], form)
         ends = np.empty((len(memories), len(lanes)), dtype=np.int64)
         kernels = load_kernels(_KERNELS)
         append = append_new_frames if kernels is None else kernels.append_new_frames
@@ -75,7 +75,7 @@ class NewestObservations:
         )
         return ends, waiting
 
-    def _expect(self, memory: Bytes, form: MemoryForm) -> None:
+    def _prepare_for(self, memory: Bytes, form: MemoryForm) -> None:
         """Prepare for observations in this memory form."""
         if form != self._form:
             # Observations of different forms cannot be compared, so all are new. In practice, this happens once.

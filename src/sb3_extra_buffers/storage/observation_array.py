@@ -102,7 +102,7 @@ class ObservationArray:
             slots, envs = slot_key, env_key
             if slots.shape != envs.shape:
                 slots, envs = _broadcast(slots, envs)
-            slots, envs = _from_zero(slots, self.store.n_slots), _from_zero(envs, self.store.n_envs)
+            slots, envs = _non_negative(slots, self.store.n_slots), _non_negative(envs, self.store.n_envs)
         else:
             slots, envs = np.arange(self.store.n_slots)[slot_key], np.arange(self.store.n_envs)[env_key]
             if slots.ndim and envs.ndim and (isinstance(slot_key, slice) or isinstance(env_key, slice)):
@@ -124,7 +124,7 @@ def _broadcast(slots: npt.NDArray[Any], envs: npt.NDArray[Any]) -> tuple[npt.NDA
     return slots.copy(), envs.copy()
 
 
-def _from_zero(indices: Indices, size: int) -> Indices:
+def _non_negative(indices: Indices, size: int) -> Indices:
     """Replace negative indices, which count from the end, by those that count from 0."""
     smallest, largest = (indices.min(), indices.max()) if indices.size else (0, 0)
     if smallest < -size or largest >= size:

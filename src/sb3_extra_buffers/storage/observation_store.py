@@ -36,7 +36,7 @@ from sb3_extra_buffers.storage.stacking import RGB, StackLayout, declared_layout
 
 logger = logging.getLogger("sb3_extra_buffers")
 
-_FIRST_LOOK = 4
+_FIRST_DETECTION_STEP = 4
 """The step at which the store first detects stacked frames: early, so that few observations have to be stored again."""
 _DECISION_STEPS = 64
 """If no stack was detected until this step, observations are not stacked."""
@@ -80,7 +80,7 @@ class ObservationStore(ObservationIndex):
         self._steps = 0
         self._decide_by = 0
         """The step at which to decide, at the latest, that observations are not stacked."""
-        self._attend_at = 0
+        self._next_due = 0
         """The next step at which something is due: a decision, a trial or a review."""
         self._decide_at: int | None = None
         """The next step at which to detect how observations stack frames; ``None`` once that is decided."""
@@ -144,8 +144,8 @@ class ObservationStore(ObservationIndex):
     def finish_step(self) -> None:
         """Do what is due once in a while: decisions, trials and reviews."""
         self._steps += 1
-        if self._steps >= self._attend_at:
-            self._attend()
+        if self._steps >= self._next_due:
+            self._do_due_work()
         if self.frames.arena.nbytes > self._compact_at:
             self.compact()
 
@@ -206,7 +206,7 @@ class ObservationStore(ObservationIndex):
         with self.lock.held:
             self.check_index()
 
-    def _attend(self) -> None:
+    def _do_due_work(self) -> None:
         """Do what is due at this step. If that is interrupted, it is due again at the next."""
         if self._decide_at is not None:
             if self._steps >= self._decide_at:
@@ -230,7 +230,7 @@ class ObservationStore(ObservationIndex):
             due.append(self._steps + 1)
         elif self._n_trials < len(TRIALS):
             due.append(TRIALS[self._n_trials].begin)
-        self._attend_at = min(due)
+        self._next_due = min(due)
 
     def decide(self) -> None:
         """Detect how observations stack frames, and store those that are here accordingly."""
@@ -342,7 +342,7 @@ class ObservationStore(ObservationIndex):
             return
         enough = max(_FEWEST_STEPS, min(_DECISION_STEPS, _DECISION_BYTES // self._step_bytes))
         self._decide_by = min(enough, self.n_slots) if config.recipe else enough
-        self._decide_at = min(_FIRST_LOOK, self._decide_by)
+        self._decide_at = min(_FIRST_DETECTION_STEP, self._decide_by)
         self.use(layout, NONE)
 
     def state(self) -> State:

@@ -65,12 +65,13 @@ class PlainStore(BaseStore):
         n, size = n_slots * n_envs, math.prod(self.shape)
         shares = self.n_columns == 2
         self._envs = np.arange(n_envs)
-        self._first_own = n + 1
-        """The rows from this one on are no observations, only next observations."""
-        self._first_free = n + 1 + (2 * n_envs if shares else 0)
+        self._blocks_start = n + 1
+        """The first row of the two blocks for the next observations of the newest step."""
+        self._own_start = n + 1 + (2 * n_envs if shares else 0)
+        """The first row that belongs to a single next observation."""
         # Enough for all next observations, and for those of a step that is being replaced. Rows that are never written
         # take no memory.
-        self._rows = zeros((self._first_free + (n + 3 * n_envs if shares else 0), size), self.stored_dtype)
+        self._rows = zeros((self._own_start + (n + 3 * n_envs if shares else 0), size), self.stored_dtype)
         self._observed = self._rows[1 : n + 1].reshape(n_slots, *self._step_shape)
         self._next_rows = zeros((n_slots if shares else 0, n_envs), np.dtype(np.uint32))
         self._flat_next_rows = self._next_rows.reshape(-1)
@@ -85,7 +86,7 @@ class PlainStore(BaseStore):
             word for word in (np.uint64, np.uint32, np.uint16, np.uint8) if not self._row_bytes % word().itemsize
         )
         """The widest integer whose size divides a row: rows are compared word by word."""
-        in_blocks = [self._first_own * self._row_bytes + turn * self._step_bytes for turn in (0, 1)]
+        in_blocks = [self._blocks_start * self._row_bytes + turn * self._step_bytes for turn in (0, 1)]
         self._in_block = [slice(first, first + self._step_bytes) for first in in_blocks]
         self._first_numbers, self._ones = (
             int.from_bytes(numbers.astype(np.uint32).tobytes(), sys.byteorder)
@@ -108,7 +109,7 @@ class PlainStore(BaseStore):
         """For each slot, 1 if its next observations are known to be the next slot's observations, as in most slots."""
         self._free_rows: list[int] = []
         self._n_own = 0
-        """How many rows from ``_first_free`` on have ever been in use."""
+        """How many rows from ``_own_start`` on have ever been in use."""
 
     @property
     def label(self) -> str:
@@ -116,7 +117,7 @@ class PlainStore(BaseStore):
 
     @property
     def payload_bytes(self) -> int:
-        n_rows = self.slots_used * self.n_envs + (self._first_free - self._first_own) + self._n_own
+        n_rows = self.slots_used * self.n_envs + (self._own_start - self._blocks_start) + self._n_own
         return n_rows * self._row_bytes
 
     @property
@@ -216,12 +217,12 @@ class PlainStore(BaseStore):
 
     def _block(self) -> npt.NDArray[Any]:
         """The next observations of the newest step."""
-        first = self._first_own + self._turn * self.n_envs
+        first = self._blocks_start + self._turn * self.n_envs
         return self._rows[first : first + self.n_envs]
 
     def _rows_of_block(self) -> Indices:
         """The rows of the next observations of the newest step."""
-        rows: Indices = self._first_own + self._turn * self.n_envs + self._envs
+        rows: Indices = self._blocks_start + self._turn * self.n_envs + self._envs
         return rows
 
     def _keep_newest(self, slot: int) -> None:
@@ -254,7 +255,7 @@ class PlainStore(BaseStore):
             self._block()[lanes] = values.reshape(len(lanes), self._rows.shape[1])
             return
         rows = self._next_rows[slot, lanes].astype(np.int64)
-        lacking = np.flatnonzero(rows < self._first_free)
+        lacking = np.flatnonzero(rows < self._own_start)
         rows[lacking] = self._new_rows(len(lacking))
         self._rows[rows] = values.reshape(len(lanes), self._rows.shape[1])
         self._all_shared[slot] = 0
@@ -262,25 +263,25 @@ class PlainStore(BaseStore):
 
     def _new_rows(self, n: int) -> list[int]:
         """Take ``n`` rows that nothing refers to."""
-        if len(self._free_rows) + len(self._rows) - self._first_free - self._n_own < n:
+        if len(self._free_rows) + len(self._rows) - self._own_start - self._n_own < n:
             self._find_free_rows()
         rows = [self._free_rows.pop() for _ in range(min(n, len(self._free_rows)))]
-        first = self._first_free + self._n_own
+        first = self._own_start + self._n_own
         self._n_own += n - len(rows)
-        return [*rows, *range(first, self._first_free + self._n_own)]
+        return [*rows, *range(first, self._own_start + self._n_own)]
 
     def _own_rows(self, slot: int) -> list[int]:
-        return [row for row in self._next_rows[slot].tolist() if row >= self._first_free]
+        return [row for row in self._next_rows[slot].tolist() if row >= self._own_start]
 
     def _find_free_rows(self) -> None:
         """Search for own rows that nothing refers to any more. Only interrupted steps lose track of them."""
         free = np.ones(self._n_own, dtype=np.bool_)
-        free[self._rows_in_use() - self._first_free] = False
-        self._free_rows = (np.flatnonzero(free) + self._first_free).tolist()
+        free[self._rows_in_use() - self._own_start] = False
+        self._free_rows = (np.flatnonzero(free) + self._own_start).tolist()
 
     def _rows_in_use(self) -> Indices:
-        """The rows from ``_first_free`` on that the index refers to."""
-        return self._flat_next_rows[self._flat_next_rows >= self._first_free].astype(np.int64)
+        """The rows from ``_own_start`` on that the index refers to."""
+        return self._flat_next_rows[self._flat_next_rows >= self._own_start].astype(np.int64)
 
     def _fill(self, wanted: list[tuple[int, Indices]], envs: Indices, outs: list[npt.NDArray[Any]]) -> None:
         first_slots = wanted[0][1]
@@ -326,7 +327,7 @@ class PlainStore(BaseStore):
         if not is_shared[np.frombuffer(self._all_shared, np.bool_)[slots]].all():
             raise CorruptDataError("A slot that counts as shared has a next observation with a row of its own.")
         exists = (rows == 0) | is_shared
-        exists |= (rows >= self._first_free) & (rows < self._first_free + self._n_own)
+        exists |= (rows >= self._own_start) & (rows < self._own_start + self._n_own)
         if not exists.all():
             slot, env = np.argwhere(~exists)[0].tolist()
             raise CorruptDataError(
@@ -342,7 +343,7 @@ class PlainStore(BaseStore):
             "slots_used": used,
             "observations": self._observed[:used],
             "next_rows": next_rows,
-            "own_rows": self._rows[self._first_own : self._first_free + self._n_own],
+            "own_rows": self._rows[self._blocks_start : self._own_start + self._n_own],
             "newest": self._newest,
             "turn": self._turn,
             "digests": {} if self.digests is None else self.digests.state(),
@@ -356,10 +357,10 @@ class PlainStore(BaseStore):
         shares, size = self.n_columns == 2, self._rows.shape[1]
         self._observed[:used] = state.array("observations", self.stored_dtype, (used, *self._step_shape))
         own = state.array("own_rows", self.stored_dtype, (None, size))
-        self._n_own = len(own) - (self._first_free - self._first_own)
-        if not 0 <= self._n_own <= len(self._rows) - self._first_free:
+        self._n_own = len(own) - (self._own_start - self._blocks_start)
+        if not 0 <= self._n_own <= len(self._rows) - self._own_start:
             raise state.error("own_rows", f"has {len(own)} rows")
-        self._rows[self._first_own : self._first_own + len(own)] = own
+        self._rows[self._blocks_start : self._blocks_start + len(own)] = own
         self._next_rows[: used if shares else 0] = state.array(
             "next_rows", np.uint32, (used if shares else 0, self.n_envs)
         )

@@ -23,7 +23,7 @@ _BATCH_BYTES, _SMALLEST_BATCH = 1 << 21, 4
 """The bytes of a measured batch, and the fewest observations in it."""
 _BATCHES = 4
 """As many batches as are in use in training: a batch, the one before, and what they were copied from."""
-_TIMES = 15
+_MEASUREMENTS = 15
 """How many times to measure."""
 _PARTS = 16
 """The memory is released in this many parts, because releasing it takes time, too."""
@@ -83,7 +83,7 @@ class ReadingTime:
 
     @property
     def is_complete(self) -> bool:
-        return len(self._times) == _TIMES
+        return len(self._times) == _MEASUREMENTS
 
     def measure(self, cold: ColdMemory) -> None:
         self._n = cold.batch_size
@@ -131,6 +131,8 @@ class StoreReader:
     def __call__(self, cold: ColdMemory, n: int, turn: int) -> None:
         store, numbers, stack = self._store, turn * (n // 2) + np.arange(n // 2), self._store.layout.stack
         apart = stack + 2 * store.codec.frames_per_record
-        firsts = self._first + (self._n - 1 - numbers // len(self._lanes) * apart - turn * apart // _TIMES) % self._n
+        firsts = (
+            self._first + (self._n - 1 - numbers // len(self._lanes) * apart - turn * apart // _MEASUREMENTS) % self._n
+        )
         frames = cold.batch(n).reshape(2, len(numbers), stack, -1)
         store.gather(self._lanes[numbers % len(self._lanes)], np.stack([firsts, firsts + 1]), [frames[0], frames[1]])

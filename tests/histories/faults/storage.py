@@ -29,7 +29,7 @@ PLAIN_FAULTS = [
     Fault(
         "a row in use counts as free",
         PLAIN,
-        "if row >= self._first_free]",
+        "if row >= self._own_start]",
         "if row]",
     ),
     Fault(
