@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch as th
+import xxhash
 from gymnasium import spaces
 
 from sb3_extra_buffers.compressed import (
@@ -18,6 +19,8 @@ from sb3_extra_buffers.compressed import (
     CompressedRolloutBuffer,
 )
 from sb3_extra_buffers.errors import CorruptDataError, SegmentError
+from sb3_extra_buffers.storage import record_copies
+from sb3_extra_buffers.storage.pickling import unpickled
 from tests.histories import worlds
 
 SPACE, ACTIONS, N_ENVS = worlds.SPACES["stack"], spaces.Discrete(4), 2
@@ -79,6 +82,21 @@ def test_a_segment_without_the_one_before_says_so() -> None:
     fill(sender, steps=10)
     info = receiver.ingest_segment(sender.export_segment(restart=True))
     assert (info.n_steps, info.sequence) == (10, 0)
+
+
+def test_records_may_have_more_references_than_16_bits_can_number() -> None:
+    n = (1 << 16) + 1
+    contents = {xxhash.xxh3_128_hexdigest(content.data): content for content in np.arange(n)[:, None].view(np.uint8)}
+    records = record_copies.Records(
+        counts=np.array([n]),
+        lengths=np.ones(n, dtype=np.int64),
+        references=np.arange(1, n + 1),
+        digests=list(contents),
+        contents=contents,
+        data=np.zeros(n, dtype=np.uint8),
+    )
+    received = record_copies.restored(unpickled(record_copies.state_of(records, set())), 1, 1, {})
+    assert (received.references == records.references).all()
 
 
 def test_everything_can_be_exported_again() -> None:

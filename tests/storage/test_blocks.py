@@ -43,6 +43,15 @@ def test_what_is_sent_is_what_was_stored(method: str, part: str) -> None:
     assert (outs[1] == buffer.next_observations[SLOTS, ENVS]).all()
 
 
+def test_no_memory_that_was_never_written_is_sent() -> None:
+    buffer = make(compression_method="delta", frame_stack=4)
+    fill(buffer, steps=80)
+    block = block_of(buffer)
+    padding = block["data"][int(block["index"][1].sum()) :]
+    assert len(padding) > 0
+    assert not padding.any()
+
+
 def test_frames_of_other_planes_are_sent_as_rows() -> None:
     buffer = make(compression_method="pixel-lz", frame_stack=4)
     buffer._stores[""].codec.planes = 3  # as if a file had brought it

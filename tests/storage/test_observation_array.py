@@ -123,6 +123,13 @@ class TestWriting:
         reference[2:5] = reference[0, 0]
         assert np.array_equal(array[:], reference)
 
+    @pytest.mark.parametrize("values", [7, REFERENCE[0, :1], REFERENCE[0, 0]], ids=["number", "one row", "no row"])
+    def test_what_numpy_broadcasts_fills_a_slot(self, values: Any) -> None:
+        array, reference = array_of(REFERENCE, "none"), REFERENCE.copy()
+        array[3] = values
+        reference[3] = values
+        assert np.array_equal(array[:], reference)
+
 
 def test_a_shifted_column_stands_for_the_next_slots() -> None:
     store = array_of(REFERENCE).store
@@ -145,6 +152,8 @@ class TestFlattened:
     def test_looks_like_an_array(self) -> None:
         assert (self.flat.shape, self.flat.dtype, len(self.flat)) == ((21, 2, 4), np.uint8, 21)
         assert np.array_equal(np.asarray(self.flat), self.expected)
+        with pytest.raises(ValueError, match="copy"):
+            self.flat.__array__(copy=False)
 
     def test_other_shapes_are_refused(self) -> None:
         with pytest.raises(ValueError, match="axes 0 and 1"):

@@ -204,8 +204,19 @@ def test_numpy() -> None:
     _, ((ours, theirs), _) = columns_and_plain((N_SLOTS, N_ENVS))
     np.testing.assert_array_equal(ours[3:5].numpy(), theirs[3:5].numpy())
     np.testing.assert_array_equal(np.asarray(ours[3]), theirs[3].numpy())
+    np.testing.assert_array_equal(np.array(ours[3], dtype=np.float32), theirs[3].numpy())
+    with pytest.raises(ValueError, match="copy"):
+        ours[3].__array__(copy=False)
     assert ours[0, 0, 0, 0].tolist() == theirs[0, 0, 0, 0].tolist()
     assert "ObservationTensor(shape=(20, 3, 2, 12, 10), dtype=torch.uint8" in repr(ours)
+
+
+def test_numpy_decodes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns, ((ours, _), _) = columns_and_plain((N_SLOTS, N_ENVS))
+    calls, fill = [], columns.store.fill
+    monkeypatch.setattr(columns.store, "fill", lambda wanted, *rest: (calls.append(len(wanted)), fill(wanted, *rest)))
+    np.asarray(ours)
+    assert calls == [1]
 
 
 def test_the_last_value_for_a_row_counts() -> None:

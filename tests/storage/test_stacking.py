@@ -9,7 +9,7 @@ import pytest
 from gymnasium import spaces
 
 from sb3_extra_buffers.errors import ConfigurationError
-from sb3_extra_buffers.storage.stacking import StackLayout, declared_layout, detect_layout
+from sb3_extra_buffers.storage.stacking import StackLayout, declared_layout, detect_layout, n_changes
 from tests.transitions import Stacked
 
 
@@ -45,6 +45,7 @@ class TestDetection:
         observations = episode(stacked((4, 5, 5), np.float32, fill="repeat"))
         observations[..., 0, 0] = np.nan
         assert detect_layout(observations).stack == 4
+        assert n_changes(np.full((5, 2, 3), np.nan)) == 0
 
     @pytest.mark.parametrize(
         "observations",

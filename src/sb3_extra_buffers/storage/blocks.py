@@ -27,7 +27,8 @@ from sb3_extra_buffers.storage.stacking import StackLayout
 
 Block = dict[str, Any]
 _NO_RING, _NO_DICTIONARIES = np.zeros((1, 1, 1), dtype=np.uint8), np.zeros(1, dtype=np.int64)
-_PADDING = np.zeros(64, dtype=np.uint8)
+_PADDING_BYTES = 64
+"""Kernels read records in vectors, up to this far beyond the last one."""
 _MOST_CODECS = 8
 """The size of the cache of codecs."""
 _codecs: dict[tuple[str, StackLayout], Codec] = {}
@@ -92,7 +93,8 @@ class BlockMaker:
         table, references = _references(frames, row_numbers, references)
         if table is None:
             return None
-        data = np.empty(int(lengths.sum()) + len(_PADDING), dtype=np.uint8)
+        data = np.empty(int(lengths.sum()) + _PADDING_BYTES, dtype=np.uint8)
+        data[-_PADDING_BYTES:] = 0  # memory that was never written must not go to another process
         addresses = np.array([part.arena.data.ctypes.data for part in frames])
         kernels.copy_spans(addresses, row_numbers, starts, lengths, data)
         found = np.zeros((3, len(envs), most), dtype=np.int64)

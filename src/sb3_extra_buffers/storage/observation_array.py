@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ class ObservationArray:
         return found[(*[slice(None)] * len(shape), *rest)] if rest else found
 
     def __setitem__(self, key: Any, observations: npt.ArrayLike) -> None:
-        if isinstance(key, int | np.integer) and not self.shift:
+        if isinstance(key, int | np.integer) and not self.shift and np.shape(observations) == self.shape[1:]:
             self.store.write(self.column, range(len(self))[key], self.store.checked(observations))
             return
         slots, envs, rest = self._locate(key)
@@ -69,10 +70,7 @@ class ObservationArray:
             self.store.write(self.column, slot, value, np.array([env]))
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        if copy is False:
-            raise ValueError("Observations are compressed: they cannot be seen as an array without a copy. Allow one.")
-        everything: npt.NDArray[Any] = self[:]
-        return everything if dtype is None else everything.astype(dtype, copy=False)
+        return as_array(lambda: self[:], dtype, copy)
 
     def swapaxes(self, first: int, second: int) -> _EnvironmentsFirst:
         """Swap slots and environments, as SB3 does with a rollout before it makes batches."""
@@ -113,6 +111,16 @@ class ObservationArray:
         # Compiled code needs contiguous arrays of int64.
         slots, envs = (places.astype(np.int64, order="C", copy=False) for places in (slots, envs))
         return slots, envs, rest
+
+
+def as_array(
+    decode: Callable[[], npt.NDArray[Any]], dtype: npt.DTypeLike | None, copy: bool | None
+) -> npt.NDArray[Any]:
+    """What ``__array__`` returns for observations that ``decode()`` decodes."""
+    if copy is False:
+        raise ValueError("Observations are compressed: they cannot be seen as an array without a copy. Allow one.")
+    values = decode()
+    return values if dtype is None else values.astype(dtype, copy=False)
 
 
 def _broadcast(slots: npt.NDArray[Any], envs: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -175,4 +183,4 @@ class FlatObservations:
         return found if self._array.store.shape else found[..., None]
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        return self[:].astype(dtype or self.dtype, copy=False)
+        return as_array(lambda: self[:], dtype, copy)

@@ -234,7 +234,7 @@ class ObservationStore(ObservationIndex):
 
     def decide(self) -> None:
         """Detect how observations stack frames, and store those that are here accordingly."""
-        steps = self._recent_steps(_DECISION_STEPS)
+        steps = self._recent_steps()
         layout = detect_layout(steps)
         if layout.stack == 1 and self._steps < self._decide_by and n_changes(steps) < _ENOUGH_CHANGES:
             self._decide_at = min(4 * self._steps, self._decide_by)
@@ -311,16 +311,17 @@ class ObservationStore(ObservationIndex):
 
     def _save_steps(self, slots: Sequence[int] | Indices) -> None:
         saved = [*self._saved_steps, *self._steps_at(np.asarray(slots))]
-        self._saved_steps = saved[-self._most_steps(_DECISION_STEPS) :]
+        self._saved_steps = saved[-self._most_steps :]
 
-    def _recent_steps(self, most: int) -> npt.NDArray[Any]:
+    def _recent_steps(self) -> npt.NDArray[Any]:
         """The newest observations of all environments, ``(steps, n_envs, *shape)``, oldest first."""
-        most = self._most_steps(most)
-        stored = self._steps_at(self.slots_by_age(self.ends[0])[-most:])
-        return np.array([*self._saved_steps, *stored][-most:], dtype=self.stored_dtype)
+        stored = self._steps_at(self.slots_by_age(self.ends[0])[-self._most_steps :])
+        return np.array([*self._saved_steps, *stored][-self._most_steps :], dtype=self.stored_dtype)
 
-    def _most_steps(self, most: int) -> int:
-        return max(_FEWEST_STEPS, min(most, 8 * _DECISION_BYTES // self._step_bytes))
+    @property
+    def _most_steps(self) -> int:
+        """The largest number of steps to look at when the frame stack is detected."""
+        return max(_FEWEST_STEPS, min(_DECISION_STEPS, 8 * _DECISION_BYTES // self._step_bytes))
 
     @property
     def _step_bytes(self) -> int:

@@ -22,6 +22,7 @@ import torch as th
 from torch.utils._pytree import tree_map
 
 from sb3_extra_buffers.storage.base_store import CPU, BaseStore
+from sb3_extra_buffers.storage.observation_array import as_array
 
 _aten = th.ops.aten
 _Write = tuple[int, npt.NDArray[np.int64], npt.NDArray[Any]]
@@ -160,8 +161,8 @@ class ObservationTensor(th.Tensor):
     def numpy(self, *, force: bool = False) -> npt.NDArray[Any]:
         return self.decoded().numpy()
 
-    def __array__(self, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
-        return self.numpy().astype(dtype or self.numpy().dtype, copy=False)
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return as_array(self.numpy, dtype, copy)
 
     def tolist(self) -> Any:
         return self.decoded().tolist()

@@ -88,10 +88,7 @@ def append_records(frames: FrameStore, records: Records, oldest: Callable[[], In
         references = numbers[records.references]
         most = int(records.counts.max(initial=0))
         stops = frames.encoded // group
-        if frames.index.is_full(frames.first_records, stops + most):
-            frames.release(oldest())
-            while frames.index.is_full(frames.first_records, stops + most):
-                frames._grow_index()
+        frames._make_index_room(stops + most, oldest)
         if len(records.data):
             lanes, places = numbers_from(stops, records.counts)
             frames.write_records(lanes, places, Encoded(records.data, records.lengths, references), oldest)
@@ -121,7 +118,7 @@ def state_of(records: Records, known: set[str]) -> State:
     return {
         "counts": records.counts.astype(np.uint32),
         "lengths": records.lengths.astype(np.uint32),
-        "references": records.references.astype(np.uint16),
+        "references": records.references.astype(np.uint16 if len(records.digests) < 1 << 16 else np.uint32),
         "digests": records.digests,
         "contents": {digest: content for digest, content in records.contents.items() if digest not in known},
         "data": records.data,
@@ -132,7 +129,8 @@ def restored(state: SavedState, n_lanes: int, frames_per_record: int, known: Map
     """Validate what :func:`state_of` returned, except for what only the codec can check."""
     counts = state.array("counts", np.uint32, (n_lanes,)).astype(np.int64)
     lengths = state.array("lengths", np.uint32, (None,)).astype(np.int64)
-    references = state.array("references", np.uint16, lengths.shape).astype(np.int64)
+    dtype = np.uint32 if state.dtype("references") == np.uint32 else np.uint16
+    references = state.array("references", dtype, lengths.shape).astype(np.int64)
     digests = state.value("digests")
     data = state.array("data", np.uint8, (None,))
     if counts.sum() != len(lengths) or counts.max(initial=0) * frames_per_record > _MOST_FRAMES:

@@ -130,8 +130,15 @@ def declared_layout(shape: tuple[int, ...], dtype: np.dtype[Any], stack: int) ->
 
 def n_changes(observations: npt.NDArray[Any]) -> int:
     """How many of these consecutive observations, ``(steps, n_envs, *shape)``, differ from the one before."""
-    n_bits = (observations[1:] != observations[:-1]).reshape(max(len(observations) - 1, 0), observations.shape[1], -1)
-    return int(n_bits.any(axis=2).sum())
+    bits = _bits(observations)
+    differs = (bits[1:] != bits[:-1]).reshape(max(len(observations) - 1, 0), observations.shape[1], -1)
+    return int(differs.any(axis=2).sum())
+
+
+def _bits(observations: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Observations as unsigned integers: NaN must equal itself, as it does when stored frames are compared."""
+    size = observations.dtype.itemsize
+    return observations.view(f"u{size}") if size in (1, 2, 4, 8) else observations
 
 
 def detect_layout(observations: npt.NDArray[Any]) -> StackLayout:
@@ -144,8 +151,7 @@ def detect_layout(observations: npt.NDArray[Any]) -> StackLayout:
     whole = StackLayout(shape, dtype)
     if len(observations) < 2 or len(shape) == 0:
         return whole
-    # Bits, not values: NaN must equal itself, as it does when stored frames are compared.
-    bits = observations.view(f"u{dtype.itemsize}") if dtype.itemsize in (1, 2, 4, 8) else observations
+    bits = _bits(observations)
     before, after = (part.reshape(-1, *shape) for part in (bits[:-1], bits[1:]))
     changed = (before != after).reshape(len(before), -1).any(axis=1)
     before, after = before[changed], after[changed]
