@@ -36,6 +36,10 @@ SMALL: dict[str, dict[str, Any]] = {
     "gpu_buffers.observation_store": {"REVIEW_STEPS": 40, "_FRAMES_PER_SLOT": 0.0},
     "persistence.folder": {"_WORTH_A_FLUSH": 1 << 13},
     "storage.arena": {"_SMALLEST_STEP": 1 << 8},
+    "storage.auto": {
+        "TRIALS": [PlannedTrials(begin, 14, 0.0) for begin in (20, 50, 80, 110, 200, 300, 400)],
+        "_FEWEST_FRAMES": 8,
+    },
     "storage.choice": {"_FEWEST_STEPS": 24, "_MOST_STEPS": 48},
     "storage.extent_arena": {"_SMALLEST_STEP": 1 << 10, "_MOST_BYTES_TO_MOVE": 1 << 16},
     "storage.gathering": {"_CACHE_BYTES": 1 << 14},
@@ -44,7 +48,6 @@ SMALL: dict[str, dict[str, Any]] = {
     "storage.observation_store": {
         "_DECISION_STEPS": 20,
         "_FEWEST_STEPS": 12,
-        "TRIALS": [PlannedTrials(begin, 14, 0.0) for begin in (20, 50, 80, 110, 200, 300, 400)],
         "REVIEW_STEPS": 40,
         "_LAST_FRAME_NUMBER": 400,
     },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pickle
 import sys
@@ -15,14 +16,16 @@ from gymnasium import spaces
 
 from sb3_extra_buffers.codecs.registry import parse_method
 from sb3_extra_buffers.compressed import CompressedReplayBuffer
-from sb3_extra_buffers.storage import choice, observation_store, reading_time
+from sb3_extra_buffers.storage import auto, choice, observation_store, reading_time
 from sb3_extra_buffers.storage.choice import PlannedTrials, Trial, Trials
 from sb3_extra_buffers.storage.config import CodecRecipe, StorageConfig
 from sb3_extra_buffers.storage.observation_store import ObservationStore
+from sb3_extra_buffers.storage.pickling import unpickled
 from sb3_extra_buffers.storage.reading_time import ColdMemory, ReadingTime, Sb3Reader, StoreReader
 from sb3_extra_buffers.storage.stacking import StackLayout
 
 AUTO = StorageConfig.from_arguments("auto", None, None, None, "auto")
+DELTA = StorageConfig.from_arguments("delta", None, None, None, "auto")
 IMAGE = (1, 60, 60)
 
 
@@ -124,7 +127,8 @@ def test_every_turn_reads_other_observations_if_there_are_enough() -> None:
         layout=SimpleNamespace(stack=4),
         gather=lambda lanes, firsts, outs: read.append(np.stack([lanes, firsts[0]])),
     )
-    reader, cold = StoreReader(store, np.arange(4), 0, 5000), ColdMemory(4 * 7056)
+    reader = StoreReader(store, np.arange(4), np.zeros(4, dtype=np.int64), np.full(4, 5000))
+    cold = ColdMemory(4 * 7056)
     for turn in range(reading_time._MEASUREMENTS):
         reader(cold, cold.batch_size, turn)
     lanes, firsts = np.concatenate(read, axis=1)
@@ -138,7 +142,9 @@ def test_trials_of_large_frames_take_few_environments_and_those_of_small_ones_do
         return trials._n_steps, trials._n_lanes
 
     assert steps_and_lanes((1, 84, 84)) == (2 * (14 << 20) // (84 * 84 * 4) // 2 * 2, 4)
-    assert steps_and_lanes((3, 512, 512)) == (128, 1)
+    assert steps_and_lanes((3, 512, 512)) == (2 * (14 << 20) // (3 * 512 * 512), 1)
+    assert steps_and_lanes((3, 512, 512), n_steps=128) == steps_and_lanes((3, 512, 512))
+    assert steps_and_lanes((3, 720, 1280)) == (32, 1)
     assert steps_and_lanes((1, 24, 24)) == (4096, 4)
     assert steps_and_lanes((1, 84, 84), most_steps=300) == (300, 4)
 
@@ -234,15 +240,89 @@ def test_the_choice_is_logged_once_and_shown(caplog: pytest.LogCaptureFixture) -
 def test_trials_that_are_not_complete_begin_again_in_a_loaded_buffer() -> None:
     rng = np.random.default_rng(0)
     store = store_of(700)
-    for slot in range(500):  # the second trials begin at step 384
+    for slot in range(390):  # the second trials begin at step 384
         store.write(0, slot, store.checked(scene(rng, 1)[0]))
-        if slot == 400:
-            loaded = pickle.loads(pickle.dumps(store))
-    assert store._trials is not None or store._n_trials == 2
-    assert loaded._trials is None
-    assert loaded._n_trials == 1
-    loaded.write(0, 401, store.checked(scene(rng, 1)[0]))
-    assert loaded._trials is not None
+        if store._auto.is_trying and slot > 380:
+            loaded = pickle.loads(pickle.dumps(store))  # right after they began, and a few steps later
+            assert not loaded._auto.is_trying
+            loaded.write(0, slot + 1, store.checked(scene(rng, 1)[0]))
+            assert loaded._auto.is_trying
+    assert store._auto.is_trying
+
+
+def test_a_fixed_method_stays_in_a_store_that_loads_the_state_of_auto() -> None:
+    rng = np.random.default_rng(0)
+    automatic, fixed = store_of(300), ObservationStore(300, 1, IMAGE, np.dtype(np.uint8), DELTA)
+    for slot in range(50):
+        automatic.write(0, slot, automatic.checked(rng.integers(0, 256, (1, *IMAGE), dtype=np.uint8)))
+    fixed.restore(unpickled(automatic.state()))
+    for slot in range(50, 300):
+        fixed.write(0, slot, fixed.checked(rng.integers(0, 256, (1, *IMAGE), dtype=np.uint8)))
+        assert not fixed._auto.is_trying
+
+
+@pytest.mark.parametrize(("n_slots", "fits"), [(100, False), (200, False), (600, False), (1700, False), (2150, True)])
+def test_a_buffer_that_is_filled_once_does_not_keep_the_memory_of_a_trial(n_slots: int, fits: bool) -> None:
+    store, rng = store_of(n_slots, shape=(1, 30, 30)), np.random.default_rng(0)
+    noise = rng.integers(0, 256, (64, 1, 1, 30, 30), dtype=np.uint8)
+
+    def write(steps: range) -> int:
+        n_trying = 0
+        for step in steps:
+            store.write(0, step % n_slots, store.checked(noise[rng.integers(64)] ^ np.uint8(step & 255)))
+            n_trying += store._auto.is_trying
+        return n_trying
+
+    write(range(n_slots))
+    assert not store._auto.is_trying
+    assert fits == (write(range(n_slots, n_slots + 2)) == 0)  # a trial that did not fit begins once it is full
+    n_left = store.steps_until_settled
+    write(range(n_slots + 2, n_slots + 2 + n_left))
+    assert not store._auto.is_trying
+    assert store.steps_until_settled == 0
+
+
+def test_a_lane_that_stands_still_does_not_keep_others_from_being_measured() -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (400, 2, *IMAGE), dtype=np.uint8)
+    images[:, 1] = 0
+    trials = Trials(StackLayout(IMAGE, images.dtype), 2, len(images))
+    for step in images:
+        trials.add(step)
+    for _ in range(1 + len(trials._candidates)):
+        trials.add(images[0])
+    counts = [candidate._reading._read._counts.tolist() for candidate in trials._candidates if candidate._reading]
+    assert all(moving > 150 and still == 1 for moving, still in counts)
+
+
+def test_ctrl_c_in_the_middle_of_a_measurement_does_not_prolong_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (64, 1, *IMAGE), dtype=np.uint8)
+    trials, read, calls = Trials(StackLayout(IMAGE, noise.dtype), 1, 64), StoreReader.__call__, []
+
+    def interrupted(reader: StoreReader, cold: ColdMemory, n: int, turn: int) -> None:
+        calls.append(n)
+        if n == 2 and len(calls) % 3 == 0:
+            raise KeyboardInterrupt
+        read(reader, cold, n, turn)
+
+    monkeypatch.setattr(StoreReader, "__call__", interrupted)
+    for step in [*noise, *noise, *noise, *noise, *noise]:
+        with contextlib.suppress(KeyboardInterrupt):
+            trials.add(step)
+    assert trials.is_complete
+
+
+def test_a_review_right_after_a_choice_does_not_judge_it_by_a_few_frames() -> None:
+    store, rng = store_of(700), np.random.default_rng(0)
+    for slot, image in enumerate(scene(rng, 100)):
+        store.write(0, slot, store.checked(image))
+    store._auto._usual_frame_bytes = 1e6
+    store.frames.restart_mean()
+    for slot in range(100, 130):
+        store.write(0, slot, store.checked(scene(rng, 1)[0]))
+    store._review()
+    assert not store._auto.is_trying
+    assert store._auto._usual_frame_bytes == 1e6
 
 
 @pytest.fixture
@@ -269,7 +349,7 @@ def test_data_that_changes_a_lot_is_looked_at_again_and_nothing_is_lost() -> Non
 @pytest.mark.usefixtures("early_reviews")
 def test_frames_that_slowly_become_larger_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are compared with those that the codec was chosen for, not with those of the review before."""
-    monkeypatch.setattr(observation_store, "TRIALS", [PlannedTrials(1 << 40, 0, 1 / 100)])
+    monkeypatch.setattr(auto, "TRIALS", [PlannedTrials(1 << 40, 0, 1 / 100)])
     rng = np.random.default_rng(0)
     store = ObservationStore(900, 1, IMAGE, np.dtype(np.uint8), AUTO)
     image = rng.integers(0, 256, (1, *IMAGE), dtype=np.uint8)
@@ -279,7 +359,7 @@ def test_frames_that_slowly_become_larger_are_tried_again(monkeypatch: pytest.Mo
         places = rng.integers(0, image.size, 200 + slot // 2)  # at most a quarter more from review to review
         image.reshape(-1)[places] = rng.integers(0, 256, len(places))
         store.write(0, slot, store.checked(image))
-        tried.append(store._trials is not None)
+        tried.append(store._auto.is_trying)
     assert not any(tried[:200])
     assert any(tried)
 

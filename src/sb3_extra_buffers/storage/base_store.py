@@ -90,6 +90,11 @@ class BaseStore(ABC):
     def reference_bytes(self) -> int:
         """The bytes of reference frames, dictionaries, and the newest frames, which are raw."""
 
+    @property
+    def steps_until_settled(self) -> int:
+        """The most steps until ``auto`` has made its planned choices; 0 if it has, or if the method was given."""
+        return 0
+
     @abstractmethod
     def index_bytes(self, filled: float) -> int:
         """The bytes of the index that finds observations, when a share of the slots, ``filled``, is in use."""

@@ -19,7 +19,14 @@ from sb3_extra_buffers.codecs.registry import available_methods, parse_method
 from sb3_extra_buffers.parallel import expected_speedup
 from sb3_extra_buffers.storage.config import CodecRecipe, Preference
 from sb3_extra_buffers.storage.frame_store import FrameStore
-from sb3_extra_buffers.storage.reading_time import ColdMemory, ReadingTime, Sb3Reader, StoreReader, cpu_time
+from sb3_extra_buffers.storage.reading_time import (
+    ColdMemory,
+    ReadingTime,
+    Sb3Reader,
+    StoreReader,
+    cpu_time,
+    reading_steps,
+)
 from sb3_extra_buffers.storage.stacking import RGB, StackLayout
 
 TIME_WEIGHTS: dict[Preference, float] = {"speed": 4.0, "balanced": 0.85, "memory": 0.05}
@@ -50,9 +57,12 @@ _MOST_LANES = 4
 SMALLEST_FRAME = 512
 """In bytes. Smaller frames are not compressed: looking up their records would cost too much."""
 _MEASURED_BYTES, _FEWEST_STEPS, _MOST_STEPS = 14 << 20, 128, 4096
-"""The bytes of raw frames that a long trial measures, and the fewest and the most steps that it takes. With fewer
+"""The bytes of raw frames that a long trial measures, and the fewest and the most steps that it stores. With fewer
 frames, the processor learns to predict the branches of the decoder. Then reading seems to be up to three times as fast
 as in a full buffer."""
+_FEWEST_STEPS_OF_HUGE_FRAMES = 32
+"""Trials of frames that are so large that fewer than ``_FEWEST_STEPS`` steps measure enough bytes store at least
+these."""
 _REPLACE_RATIO: dict[Preference, float] = {"speed": 0.75, "balanced": 0.75, "memory": 0.95}
 """The codec in use is only replaced by one whose cost is at most this share of its own."""
 
@@ -63,7 +73,7 @@ class PlannedTrials(NamedTuple):
     begin: int
     """The step at which the trial begins."""
     n_steps: int | None
-    """How many steps it takes; ``None`` for as many as it takes to measure reading well."""
+    """How many steps it stores; ``None`` for as many as it takes to measure reading well."""
     good_enough: float
     """The trial is left out if the first codec compresses frames to at most this share of their size."""
 
@@ -134,11 +144,42 @@ class Trial:
         return f"{self.recipe.method}{options}: {self.frame_bytes:,.0f} bytes a frame, read in {self.reading:.1f} µs"
 
 
+def trial_steps(layout: StackLayout, n_envs: int, n_steps: int | None = None, most_steps: float = math.inf) -> int:
+    """How many steps :class:`Trials` store, which have the same parameters."""
+    step_bytes = max(layout.frame.nbytes, 1) * _n_lanes(layout, n_envs)
+    enough = max(min(2 * _MEASURED_BYTES // step_bytes, _MOST_STEPS), _FEWEST_STEPS_OF_HUGE_FRAMES)
+    return min(n_steps or max(int(min(enough, most_steps)), _FEWEST_STEPS), enough)
+
+
+def measuring_steps(layout: StackLayout, prefer: Preference) -> int:
+    """Over how many further steps :class:`Trials` spread their measurements."""
+    return reading_steps(1 + len(_recipes_to_try(layout, prefer)))
+
+
+def _n_lanes(layout: StackLayout, n_envs: int) -> int:
+    """Of how many environments trials store frames."""
+    return min(n_envs, _MOST_LANES, max(_MEASURED_BYTES // (_FEWEST_STEPS * max(layout.frame.nbytes, 1)), 1))
+
+
+def _recipes_to_try(layout: StackLayout, prefer: Preference) -> list[CodecRecipe]:
+    recipes = [NONE]
+    if is_worth_compressing(layout):
+        if not has_numba():
+            recipes += _WITHOUT_NUMBA
+        elif prefer == "memory":
+            is_rgb = layout.frame.channels == RGB and layout.dtype == np.uint8
+            recipes += [DELTA, *_FOR_MEMORY, *(_FOR_MEMORY_OF_RGB if is_rgb else [])]
+        else:
+            recipes += [DELTA if layout.stack > 1 else _SHORT_RECORDS, *_CANDIDATES]
+    installed = available_methods()
+    return [recipe for recipe in recipes if recipe.method.name in installed]
+
+
 class Trials:
     """Stores with several codecs, which get the same steps as the buffer for a while.
 
-    :param n_steps: The number of these steps; by default, as many as it takes to measure reading well.
-    :param most_steps: The limit of this default. At least ``_FEWEST_STEPS`` steps are taken nevertheless.
+    :param n_steps: How many steps to store; by default, as many as it takes to measure reading well.
+    :param most_steps: The limit of this default. At least ``_FEWEST_STEPS`` steps are stored nevertheless.
     :param current: The codec in use, which is only replaced by one that is clearly better.
     """
 
@@ -151,27 +192,13 @@ class Trials:
         prefer: Preference = "balanced",
         current: CodecRecipe | None = None,
     ) -> None:
-        installed, recipes = available_methods(), [NONE]
-        if is_worth_compressing(layout):
-            if not has_numba():
-                recipes += _WITHOUT_NUMBA
-            elif prefer == "memory":
-                is_rgb = layout.frame.channels == RGB and layout.dtype == np.uint8
-                recipes += [DELTA, *_FOR_MEMORY, *(_FOR_MEMORY_OF_RGB if is_rgb else [])]
-            else:
-                recipes += [DELTA if layout.stack > 1 else _SHORT_RECORDS, *_CANDIDATES]
-        frame_bytes = max(layout.frame.nbytes, 1)
-        n_lanes = min(n_envs, _MOST_LANES, max(_MEASURED_BYTES // (_FEWEST_STEPS * frame_bytes), 1))
-        self._candidates = [
-            _Candidate(recipe, layout, n_lanes) for recipe in recipes if recipe.method.name in installed
-        ]
+        n_lanes = _n_lanes(layout, n_envs)
+        self._candidates = [_Candidate(recipe, layout, n_lanes) for recipe in _recipes_to_try(layout, prefer)]
         self._prefer, self._current, self._stack, self._n_lanes = prefer, current, layout.stack, n_lanes
         # SB3 does most of its work in one thread, and so does this library without a compiled kernel.
         is_compiled = has_numba()
         self._speedup = expected_speedup(2 * _USUAL_BATCH * layout.stack * layout.frame.nbytes) if is_compiled else 1.0
-        measured_steps = _MEASURED_BYTES // (frame_bytes * n_lanes)
-        enough = max(min(2 * measured_steps, most_steps, _MOST_STEPS), _FEWEST_STEPS)
-        self._n_steps, self._step = n_steps or int(enough), 0
+        self._n_steps, self._step = trial_steps(layout, n_envs, n_steps, most_steps), 0
         self._cold: ColdMemory | None = ColdMemory(layout.stack * layout.frame.nbytes)
         self._sb3 = ReadingTime(Sb3Reader())
         self._unread = deque([self._measure_sb3, *(candidate.measure_reading for candidate in self._candidates)])
@@ -187,8 +214,9 @@ class Trials:
             if self._step == self._n_steps // 2:  # codecs learn from the first half; the second half is measured
                 for candidate in self._candidates:
                     candidate.begin_to_measure()
+            stored = np.ascontiguousarray(observations[: self._n_lanes])
             for candidate in self._candidates:
-                candidate.store(np.ascontiguousarray(observations[: self._n_lanes]))
+                candidate.store(stored)
             self._step += 1
             self._cold.grow(self._step / self._n_steps)
         elif self._unread:
@@ -207,6 +235,11 @@ class Trials:
     def is_complete(self) -> bool:
         return self._cold is None
 
+    @property
+    def steps_left(self) -> int:
+        """The most steps until the trials are complete."""
+        return self._n_steps - self._step + reading_steps(1 + len(self._candidates))
+
     def _results(self) -> list[Trial]:
         none, *others = (candidate.result() for candidate in self._candidates)
         # In a full buffer, reference frames are in no cache. Fetching one takes about as long as reading a raw frame.
@@ -216,7 +249,7 @@ class Trials:
     def best(self) -> Trial:
         trials = self._results()
         none = trials[0]
-        slowest = self._limit() * SLOWEST_READ[self._prefer]
+        slowest = self._slowest()
         smaller = [trial for trial in trials[1:] if trial.frame_bytes <= (1 - _LEAST_SAVING) * trial.raw_bytes]
         fast = [trial for trial in smaller if trial.reading <= _READ_TOLERANCE * slowest]
         if any(trial.reading <= slowest for trial in fast):
@@ -233,13 +266,13 @@ class Trials:
             else best
         )
 
-    def _limit(self) -> float:
-        """The microseconds in which one thread must read an observation for sampling to be as fast as SB3's."""
-        return self._speedup * self._sb3.microseconds
+    def _slowest(self) -> float:
+        """The microseconds that one thread may take to read an observation, given how long SB3's buffer takes."""
+        return SLOWEST_READ[self._prefer] * self._speedup * self._sb3.microseconds
 
     def __str__(self) -> str:
         """What was measured, as text for users."""
-        limit = f"more than {self._limit():.1f} µs would be slower than SB3"
+        limit = f"SB3's buffer takes {self._sb3.microseconds:.1f} µs, so up to {self._slowest():.1f} µs are accepted"
         return f"{'; '.join(map(str, self._results()))}; {limit}"
 
 
@@ -257,12 +290,11 @@ class _Candidate:
 
     def begin_to_measure(self) -> None:
         store = self._store
-        self._seconds, self._n_observations, self._first = 0.0, 0, int(store.heads.max())
-        # Keep the frames that wait in the ring now, too. If fewer frames are encoded from now on, measure_reading()
-        # begins before self._first, and must find no released frame there.
-        oldest = int(store.heads.min()) - store.ring.shape[1] - self._layout.stack - 1
-        self._oldest = np.full(store.n_lanes, max(oldest, 0))
-        store.take_mean_frame_bytes()  # begin a new mean
+        self._seconds, self._n_observations, self._firsts = 0.0, 0, store.heads.copy()
+        # Keep the frames that wait in the ring now, too. If a lane gets fewer frames from now on, measure_reading()
+        # begins before its place in self._firsts, and must find no released frame there.
+        self._oldest = np.maximum(store.heads - store.ring.shape[1] - self._layout.stack - 1, 0)
+        store.restart_mean()
 
     def store(self, observations: npt.NDArray[Any]) -> None:
         began = cpu_time()
@@ -272,12 +304,14 @@ class _Candidate:
 
     def measure_reading(self, cold: ColdMemory) -> bool:
         """Measure for a moment how long reading takes. Returns whether that completes the measurement."""
+        if self._trial is not None:  # Ctrl-C came after the last measurement
+            return True
         store = self._store
         if self._reading is None:
             # Only encoded frames are read, except with "none": its records are as raw as the frames in the ring.
-            stop = int((store.heads if self._recipe == NONE else store.encoded).min()) - self._layout.stack
-            first = max(min(self._first, stop - 1), 0)
-            self._reading = ReadingTime(StoreReader(store, self._lanes, first, stop))
+            stops = (store.heads if self._recipe == NONE else store.encoded) - self._layout.stack
+            firsts = np.maximum(np.minimum(self._firsts, stops - 1), 0)
+            self._reading = ReadingTime(StoreReader(store, self._lanes, firsts, stops))
         self._reading.measure(cold)
         if self._reading.is_complete:
             self._trial = self._result(self._reading.microseconds)
@@ -293,7 +327,7 @@ class _Candidate:
         return Trial(
             self._recipe,
             raw_bytes,
-            self._store.take_mean_frame_bytes() or raw_bytes,
+            self._store.mean_frame_bytes() or raw_bytes,
             1e6 * self._seconds / max(self._n_observations, 1) + 1e-3,
             reading,
             len(self._store.codec.reference_frames) > 1,

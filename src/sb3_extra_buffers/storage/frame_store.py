@@ -232,11 +232,12 @@ class FrameStore:
         n_records = int((self.encoded - self.base).max()) // self.codec.frames_per_record
         return self.index.nbytes * min(n_records, self.index.capacity) // self.index.capacity
 
-    def take_mean_frame_bytes(self) -> float:
-        """The mean size of the frames that were encoded since the last call; 0 if there were none."""
-        mean = self._bytes_encoded / max(self._frames_encoded, 1)
+    def mean_frame_bytes(self, at_least: int = 1) -> float | None:
+        """The mean size of the frames that were encoded since :meth:`restart_mean`; ``None`` if they are too few."""
+        return None if self._frames_encoded < at_least else self._bytes_encoded / self._frames_encoded
+
+    def restart_mean(self) -> None:
         self._bytes_encoded = self._frames_encoded = 0
-        return mean
 
     def state(self) -> State:
         return {

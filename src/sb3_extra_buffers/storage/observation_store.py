@@ -17,15 +17,8 @@ import numpy.typing as npt
 from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
-from sb3_extra_buffers.storage.choice import (
-    NONE,
-    TRIALS,
-    PlannedTrials,
-    Trials,
-    first_recipe,
-    is_worth_compressing,
-    with_best_length,
-)
+from sb3_extra_buffers.storage.auto import AutoMethod
+from sb3_extra_buffers.storage.choice import NONE, first_recipe
 from sb3_extra_buffers.storage.compiled_gathering import NO_NUMBERS, Sources, Wanted, fill_rows
 from sb3_extra_buffers.storage.config import CodecRecipe
 from sb3_extra_buffers.storage.digests import Digests
@@ -44,11 +37,6 @@ _DECISION_BYTES = 4 << 20
 """That step comes sooner if steps are large: after this many bytes, but not before ``_FEWEST_STEPS``."""
 _FEWEST_STEPS = 34
 _ENOUGH_CHANGES = 8  # if this many observations have changed without a stack, there is no need to wait for more
-
-_GOOD_ENOUGH_FOR_MEMORY = 1 / 12
-"""With ``prefer="memory"``, the first codec compresses most, so no trial is needed up to this share of a raw frame."""
-_DRIFT = 1.5
-"""Codecs are tried again when frames have become larger or smaller by this factor."""
 _MOST_CODECS = 4
 """The most replaced codecs that may still hold observations."""
 _FIRST_REVIEW, REVIEW_STEPS = 1024, 2048
@@ -78,19 +66,15 @@ class ObservationStore(ObservationIndex):
         self._sources = Sources()
         self._all_lanes = np.arange(n_envs)
         self._steps = 0
+        self._auto = AutoMethod(self.config, n_slots, n_envs, self._has_elements)
         self._decide_by = 0
         """The step at which to decide, at the latest, that observations are not stacked."""
-        self._next_due = 0
+        self._next_due = 0.0
         """The next step at which something is due: a decision, a trial or a review."""
         self._decide_at: int | None = None
         """The next step at which to detect how observations stack frames; ``None`` once that is decided."""
-        self._trials: Trials | None = None
-        self._n_trials = 0 if self.config.recipe is None else len(TRIALS)
-        """How many of the planned trials were begun or left out."""
         self._saved_steps: list[npt.NDArray[Any]] = []
         """Overwritten or cleared steps that are still needed to detect stacked frames."""
-        self._usual_frame_bytes: float | None = None
-        """The mean size of frames when ``auto`` chose the codec."""
         self._start()
 
     @property
@@ -99,6 +83,10 @@ class ObservationStore(ObservationIndex):
         if self._decide_at is not None:
             return f"{self.config.recipe.method if self.config.recipe else 'auto'} (not enough seen yet)"
         return self.codec.label if self.config.recipe else f"{self.codec.label} (auto)"
+
+    @property
+    def steps_until_settled(self) -> int:
+        return self._auto.steps_until_settled(self._steps, self.frames)
 
     def index_bytes(self, filled: float) -> int:
         """The bytes of the index that finds observations, when a share of the slots, ``filled``, is in use."""
@@ -120,8 +108,8 @@ class ObservationStore(ObservationIndex):
         digests = self._digests_of(observations)
         if not self._has_elements:
             return [0] * len(observations), digests
-        if self._trials is not None and lanes is None:
-            self._trials.add(observations[0])
+        if lanes is None:
+            self._auto.add(observations[0])
         where = self._all_lanes if lanes is None else lanes
         if len(observations) == 2:
             return self.frames.append_pairs(where, observations, self._oldest), digests
@@ -165,6 +153,12 @@ class ObservationStore(ObservationIndex):
                 return False
             self.change_codec(recipe)
         return self.codec.accepts(shared)
+
+    def release_earlier(self) -> None:
+        n_earlier = len(self._earlier)
+        super().release_earlier()
+        if len(self._earlier) < n_earlier:
+            self._sources = Sources()  # it would keep the index and the ring of the codecs that are gone
 
     def finish_copying(self) -> None:
         """Called after records were copied into this store, instead of :meth:`finish_step`."""
@@ -211,26 +205,30 @@ class ObservationStore(ObservationIndex):
         if self._decide_at is not None:
             if self._steps >= self._decide_at:
                 self.decide()
-        elif self._trials is not None:
-            if self._trials.is_complete:
-                self._end_trials(self._trials)
-        elif self._n_trials < len(TRIALS) and self._steps >= TRIALS[self._n_trials].begin:
-            self._begin_planned_trials(TRIALS[self._n_trials])
+        else:
+            self._follow_auto()
         if self._steps % REVIEW_STEPS == 0 or self._steps == _FIRST_REVIEW:
             self._review()
         elif self._steps % _RELEASE_STEPS == 0:
             self.release_earlier()
         regularly = [REVIEW_STEPS, _RELEASE_STEPS] if self._earlier else [REVIEW_STEPS]
-        due = [(self._steps // steps + 1) * steps for steps in regularly]
+        due: list[float] = [(self._steps // steps + 1) * steps for steps in regularly]
         if self._steps < _FIRST_REVIEW:
             due.append(_FIRST_REVIEW)
         if self._decide_at is not None:
             due.append(self._decide_at)
-        elif self._trials is not None:
-            due.append(self._steps + 1)
-        elif self._n_trials < len(TRIALS):
-            due.append(TRIALS[self._n_trials].begin)
+        else:
+            due.append(self._auto.next_step(self._steps, self.frames))
         self._next_due = min(due)
+
+    def _follow_auto(self) -> None:
+        decision = self._auto.decision(self._steps, self.frames, self.recipe)
+        if decision is None:
+            return
+        if decision.recipe != self.recipe and len(self._earlier) < _MOST_CODECS:
+            self.change_codec(decision.recipe)
+        self.choice = decision.reason
+        self._auto.settle(decision, self.frames)
 
     def decide(self) -> None:
         """Detect how observations stack frames, and store those that are here accordingly."""
@@ -255,59 +253,13 @@ class ObservationStore(ObservationIndex):
             raise
         logger.info("%s, frame stack %d, for observations of shape %s", self.codec.label, layout.stack, self.shape)
 
-    def _begin_planned_trials(self, planned: PlannedTrials) -> None:
-        frame_bytes = self.frames.take_mean_frame_bytes()
-        if not is_worth_compressing(self.layout):
-            self.choice = f"frames of {self.layout.frame.nbytes} bytes are too small to compress"
-        elif self._is_good_enough(frame_bytes, planned.good_enough):
-            ratio = frame_bytes / self.layout.frame.nbytes
-            self.choice = f"{self.recipe.method} compresses frames to {100 * ratio:.1f}%, so nothing else was tried"
-            self._use_from_now_on(with_best_length(self.recipe, ratio), frame_bytes)
-        else:
-            self._trials = self._trials_for(planned.n_steps)
-        self._n_trials += 1
-
-    def _trials_for(self, n_steps: int | None = None) -> Trials:
-        # Trials must end before the buffer is full: one that is filled only once must not keep the memory of a trial.
-        most_steps = self.n_slots // 4 if self._steps < self.n_slots else math.inf
-        return Trials(self.layout, self.n_envs, n_steps, most_steps, self.config.prefer, self.recipe)
-
-    def _is_good_enough(self, frame_bytes: float, part: float) -> bool:
-        """Whether the first codec of ``auto`` is in use, and makes frames so small that no other need be tried."""
-        if self.config.prefer == "memory":
-            part = max(part, _GOOD_ENOUGH_FOR_MEMORY)
-        first = first_recipe(self.layout, self.config.prefer)
-        is_first = self.recipe != NONE and self.recipe.method == first.method
-        return is_first and frame_bytes <= part * self.layout.frame.nbytes
-
-    def _end_trials(self, trials: Trials) -> None:
-        best = trials.best()
-        self._use_from_now_on(best.recipe, best.frame_bytes)
-        self.choice = str(trials)
-        self._trials = None
-        logger.info("%s was chosen: %s", self.codec.label, self.choice)
-
-    def _use_from_now_on(self, recipe: CodecRecipe, frame_bytes: float) -> None:
-        self._usual_frame_bytes = frame_bytes
-        if recipe != self.recipe and len(self._earlier) < _MOST_CODECS:
-            self.change_codec(recipe)
-
     def _review(self) -> None:
-        """Renumber and release frames if necessary, and begin a trial if their size has changed since the last choice.
-
-        If it has, the time to read them has changed, too, and may now be longer than ``auto`` allows.
-        """
+        """Renumber and release frames if necessary, and let ``auto`` check whether its choice still fits."""
         if self.frames.heads.max() > _LAST_FRAME_NUMBER:
             self.renumber()
         self.release_earlier()
-        if self.config.recipe is not None or self._decide_at is not None or self._trials is not None:
-            return
-        frame_bytes, usual = self.frames.take_mean_frame_bytes(), self._usual_frame_bytes
-        if usual is None or self._is_good_enough(frame_bytes, TRIALS[-1].good_enough):
-            self._usual_frame_bytes = frame_bytes
-        elif not usual / _DRIFT <= frame_bytes <= usual * _DRIFT and is_worth_compressing(self.layout):
-            self._trials = self._trials_for()
-            self._n_trials = len(TRIALS)  # this trial is long, so the planned ones are not needed
+        if self._decide_at is None:
+            self._auto.review(self._steps, self.frames, self.recipe)
 
     def _save_steps(self, slots: Sequence[int] | Indices) -> None:
         saved = [*self._saved_steps, *self._steps_at(np.asarray(slots))]
@@ -330,7 +282,6 @@ class ObservationStore(ObservationIndex):
     def _start(self) -> None:
         config, layout = self.config, StackLayout(self.shape, self.stored_dtype)
         if not self._has_elements:
-            self._n_trials = len(TRIALS)
             self.use(StackLayout((1,), self.stored_dtype), NONE)  # it stays empty
             return
         if isinstance(config.frame_stack, int):
@@ -360,18 +311,13 @@ class ObservationStore(ObservationIndex):
             "steps": self._steps,
             "choice": self.choice,
             "decide_at": self._decide_at,
-            "usual_frame_bytes": self._usual_frame_bytes,
-            "n_trials": self._n_trials - (self._trials is not None),  # an unfinished trial begins again
+            **self._auto.state(),
         }
 
     def restore(self, state: SavedState) -> None:
         self._steps = state.integer("steps")
         self._decide_at = state.integer("decide_at") if state.has("decide_at") else None
-        self._usual_frame_bytes = state.number("usual_frame_bytes") if state.has("usual_frame_bytes") else None
-        if state.has("n_trials"):
-            self._n_trials = min(state.integer("n_trials"), len(TRIALS))
-        else:
-            self._n_trials = max(self._n_trials, sum(planned.begin < self._steps for planned in TRIALS))
+        self._auto.restore(state)
         self.choice = str(state.value("choice")) if state.has("choice") else ""
         self._compact_at = state.integer("compact_at")
         layout = self.layout
@@ -397,5 +343,6 @@ class ObservationStore(ObservationIndex):
     def __setstate__(self, pickled: dict[str, Any]) -> None:
         if "state" not in pickled:
             vars(self).update(upgraded_attributes(pickled))
+            self._auto = AutoMethod(self.config, self.n_slots, self.n_envs, has_elements=True)
             pickled = {"arguments": arguments_of(self), "state": self.state()}
         super().__setstate__(pickled)

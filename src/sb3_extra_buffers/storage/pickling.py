@@ -108,7 +108,7 @@ def arguments_of(store: Any) -> dict[str, Any]:
 def upgraded_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
     """The attributes of an observation store from a pickle of 1.0.0.dev0, so that ``state()`` can be called."""
     renamed = {"_recipe": "recipe", "_slots_used": "slots_used"}
-    upgraded: dict[str, Any] = {"digests": None, "choice": "", "_earlier": [], "_n_trials": 0, "_trials": None}
+    upgraded: dict[str, Any] = {"digests": None, "choice": "", "_earlier": []}
     upgraded |= {renamed.get(name, name): value for name, value in attributes.items()}
     upgraded["n_columns"] = len(upgraded["ends"])
     for frames in [upgraded["frames"], *(earlier.frames for earlier in upgraded["_earlier"])]:

@@ -32,6 +32,11 @@ cpu_time = time.perf_counter if sys.platform == "win32" else time.thread_time
 """The CPU seconds of this thread. Windows counts them in steps of 15.6 ms, so there, it is wall-clock time instead."""
 
 
+def reading_steps(n_readers: int) -> int:
+    """The number of steps that the measurements of several readers take, if each step makes one of them."""
+    return n_readers * _MEASUREMENTS + _PARTS
+
+
 class ColdMemory:
     """Observations, one per row, most of which are in no cache, and memory for batches of them.
 
@@ -78,28 +83,27 @@ class ReadingTime:
 
     def __init__(self, read: Read) -> None:
         self._read, self._n = read, 0
-        self._times: list[float] = []
-        self._times_of_pairs: list[float] = []
+        self._times: list[tuple[float, float]] = []
+        """The seconds that each batch, and then a pair of observations, have taken."""
 
     @property
     def is_complete(self) -> bool:
-        return len(self._times) == _MEASUREMENTS
+        return len(self._times) >= _MEASUREMENTS
 
     def measure(self, cold: ColdMemory) -> None:
-        self._n = cold.batch_size
-        self._times.append(self._seconds(cold, self._n))
-        self._times_of_pairs.append(self._seconds(cold, 2))
+        self._n, turn = cold.batch_size, len(self._times)
+        self._times.append((self._seconds(cold, self._n, turn), self._seconds(cold, 2, turn + 1)))
 
     @property
     def microseconds(self) -> float:
         """The time to read one observation by one thread. The fixed time of a call is left out."""
-        whole, pair = float(np.median(self._times)), min(self._times_of_pairs)
-        return 1e6 * max(whole - pair, 0.0) / (self._n - 2) + 1e-3
+        batches, pairs = np.array(self._times).T
+        return 1e6 * max(float(np.median(batches) - pairs.min()), 0.0) / (self._n - 2) + 1e-3
 
-    def _seconds(self, cold: ColdMemory, n: int) -> float:
+    def _seconds(self, cold: ColdMemory, n: int, turn: int) -> float:
         began = cpu_time()
         with alone():
-            self._read(cold, n, len(self._times))
+            self._read(cold, n, turn)
         return cpu_time() - began
 
 
@@ -122,17 +126,17 @@ class Sb3Reader:
 class StoreReader:
     """Reads observations of a store that are far apart, as ``sample`` does, and other ones in each turn.
 
-    Their first frames are among ``first`` to ``stop - 1``.
+    In each lane, their first frames are among ``firsts`` to ``stops - 1``.
     """
 
-    def __init__(self, store: FrameStore, lanes: Indices, first: int, stop: int) -> None:
-        self._store, self._lanes, self._first, self._n = store, lanes, first, max(stop - first, 1)
+    def __init__(self, store: FrameStore, lanes: Indices, firsts: Indices, stops: Indices) -> None:
+        self._store, self._lanes, self._firsts, self._counts = store, lanes, firsts, np.maximum(stops - firsts, 1)
 
     def __call__(self, cold: ColdMemory, n: int, turn: int) -> None:
         store, numbers, stack = self._store, turn * (n // 2) + np.arange(n // 2), self._store.layout.stack
+        rounds, lanes = np.divmod(numbers, len(self._lanes))
         apart = stack + 2 * store.codec.frames_per_record
-        firsts = (
-            self._first + (self._n - 1 - numbers // len(self._lanes) * apart - turn * apart // _MEASUREMENTS) % self._n
-        )
+        back = 1 + rounds * apart + turn * apart // _MEASUREMENTS  # from the end of the lane
+        firsts = self._firsts[lanes] + (-back) % self._counts[lanes]
         frames = cold.batch(n).reshape(2, len(numbers), stack, -1)
-        store.gather(self._lanes[numbers % len(self._lanes)], np.stack([firsts, firsts + 1]), [frames[0], frames[1]])
+        store.gather(self._lanes[lanes], np.stack([firsts, firsts + 1]), [frames[0], frames[1]])
