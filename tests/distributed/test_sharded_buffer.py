@@ -170,6 +170,17 @@ def test_a_copy_is_sampled_like_the_original(how: str, tmp_path: Any) -> None:
     other.check()
 
 
+def test_only_the_newest_step_can_be_marked_as_done() -> None:
+    buffer = filled((5, 7))
+    newest = buffer.pos - 1
+    with pytest.raises(IndexError, match=rf"dones\[3\] .* dones\[{newest}\]"):
+        buffer.dones[3] = True
+    with pytest.raises(IndexError, match="False"):
+        buffer.dones[newest] = False
+    buffer.dones[newest] = True
+    assert all((part.dones[part.pos - 1] + part.timeouts[part.pos - 1] > 0).all() for part in buffer.parts)
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

@@ -202,6 +202,11 @@ class ShardedReplayBuffer(ReplayBuffer):
         self._send_added()
         return all(part.full for part in self.parts)
 
+    @property
+    def dones(self) -> _NewestDones:  # type: ignore[override]  # the parts have the arrays
+        """Where SB3 marks the newest step as done, if ``learn`` is called again with ``optimize_memory_usage``."""
+        return _NewestDones(self)
+
     def add(self, *step: Any, part: int = 0) -> None:
         """Add a step of all environments of one part."""
         self.parts[part].add(*step)
@@ -319,6 +324,23 @@ class ShardedReplayBuffer(ReplayBuffer):
     def progress_remaining(self, value: float) -> None:
         for part in [self._template] if self._shards is not None else self.parts:
             part.progress_remaining = value
+
+
+class _NewestDones:
+    """The ``dones`` of the newest step of every part. They can only be set."""
+
+    def __init__(self, buffer: ShardedReplayBuffer) -> None:
+        self._buffer = buffer
+
+    def __setitem__(self, slot: int, value: bool) -> None:
+        newest = (self._buffer.pos - 1) % self._buffer.buffer_size
+        if slot != newest or not value:
+            raise IndexError(
+                f"dones[{slot!r}] = {value!r} is not possible: only the newest step, dones[{newest}], can be marked as "
+                "done. Other steps are in the parts."
+            )
+        for part in self._buffer.parts:
+            part._end_episodes()
 
 
 def _checked(buffer_class: type[CompressedReplayBuffer]) -> type[CompressedReplayBuffer]:

@@ -115,7 +115,7 @@ class Shards(ShardCalls):
             self._unknown.add(shard)
             for part in self._parts_of(shard):
                 self.n_lost += part.size() * part.n_envs
-                part.pos, part.full, part.is_new = 0, False, True
+                part.pos, part.full, part.starts_over = 0, False, True
             self._restarts[shard] += 1
             self._transport.restart(shard)
             self._unconfirmed[shard].clear()
@@ -284,7 +284,7 @@ class Shards(ShardCalls):
             logger.warning("Shard %d could not ingest a segment: %s", shard, reply.refusal)
             self._refused[shard] = reply.n_refused
             for part in self._parts_of(shard):  # the shard may lack references
-                part.is_new = True
+                part.starts_over = True
             self.refresh()
             return reply
         added = self._added[shard]

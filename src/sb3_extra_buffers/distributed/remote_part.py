@@ -32,8 +32,11 @@ class RemotePart:
         self._shards, self._number, self._template = shards, number, template
         self._last: ReceivedSegment | None = None
         self._rewards: npt.NDArray[np.float32] = np.zeros((0, self.n_envs), dtype=np.float32)
-        self.is_new = False
-        """Whether the shard was restarted or refused a segment, so that it may lack the references of the last one."""
+        self.starts_over = False
+        """Whether the next segment does not continue the last one, for example because the shard was restarted.
+
+        The references of the last one are sent again, because the shard may lack them.
+        """
 
     def size(self) -> int:
         return self.buffer_size if self.full else self.pos
@@ -51,6 +54,10 @@ class RemotePart:
         if added._n_unsent() >= _ADDED_STEPS:
             self._shards.send_added()
 
+    def _end_episodes(self) -> None:
+        """Let the shard mark the newest steps as the ends of their episodes when it receives the next segment."""
+        self.starts_over = True
+
     def ingest_segment(self, data: bytes | Bytes) -> SegmentInfo:
         """Send a segment to the shard; see :meth:`.CompressedReplayBuffer.ingest_segment`."""
         header: SegmentHeader
@@ -65,15 +72,15 @@ class RemotePart:
                 contents = _contents(self._template._stores, segment, contents)
         self._shards.wait_for_room(self._number)
         with uninterrupted():  # Ctrl-C must not come between sending a segment and counting it
-            continues = last is not None and header.first_step == last.n_steps and not self.is_new
+            continues = last is not None and header.first_step == last.n_steps and not self.starts_over
             before = None
-            if self.is_new and last is not None:
+            if self.starts_over and last is not None:
                 # Send the references of the last segment again. Because of the -1, the new segment does not continue
                 # that one, but begins new episodes.
                 before = ReceivedSegment(header.stream, header.sequence - 1, -1, last.contents)
             received = np.frombuffer(data, dtype=np.uint8)
             self._shards.send_segment(self._number, received, before, n_steps * self.n_envs)
-            self.is_new, self._rewards = False, rewards
+            self.starts_over, self._rewards = False, rewards
             self._last = ReceivedSegment(header.stream, header.sequence, header.first_step + n_steps, contents)
             self.full = self.full or self.pos + n_steps >= self.buffer_size
             self.pos = (self.pos + n_steps) % self.buffer_size
