@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
@@ -213,6 +214,27 @@ def test_priorities_of_transitions_that_were_replaced_are_dropped() -> None:
         buffer._shards.ask_all("states")
         tree = transport_of(buffer).shards[0]._buffers[0]._tree
         assert bool((tree[np.arange(100)] > 8).any()) == accepted
+
+
+@pytest.mark.parametrize("n_before", [10, 50, 70, 120])
+def test_priorities_of_transitions_from_before_a_reset_are_dropped(n_before: int) -> None:
+    buffer = make(size=100, buffer_class=CompressedPrioritizedReplayBuffer, alpha=1.0, **REMOTE, shards=1, prefetch=1)
+    history = steps(1000)
+    for step in itertools.islice(history, n_before):
+        buffer.add(*step)
+    old = buffer.sample(64).indices
+    buffer.reset()
+    tree = transport_of(buffer).shards[0]._buffers[0]._tree
+    for n_new in (n_before, 50, 50):
+        for step in itertools.islice(history, n_new):
+            buffer.add(*step)
+        fresh, before = buffer.sample(64).indices, tree[np.arange(100)]
+        buffer.update_priorities(old, np.full(64, 5.0))
+        buffer._shards.ask_all("states")
+        assert_same(tree[np.arange(100)], before)
+    buffer.update_priorities(fresh, np.full(64, 9.0))
+    buffer._shards.ask_all("states")
+    assert (tree[np.arange(100)] > 8).any()
 
 
 def test_batches_are_requested_ahead() -> None:

@@ -76,6 +76,8 @@ class Shard:
         self._plan = plan
         # The learner's memory stays attached, because the next batches use it again.
         self._attached = functools.lru_cache(plan.n_batches)(shared_memory.attach)
+        self._n_steps = [0] * len(plan.numbers)
+        """The number of steps that each part has received, rounded up to whole parts whenever it is emptied or loaded."""
         self._use([self._make(number) for number in plan.numbers])
 
     def _make(self, number: int) -> CompressedReplayBuffer:
@@ -88,10 +90,18 @@ class Shard:
         self._buffers = buffers
         self._parts = Parts(buffers, th.device("cpu"))
         self._makers = {key: BlockMaker(stores) for key, stores in self._parts.stores.items()}
-        self._n_steps = [int(part.pos) + (int(part.buffer_size) if part.full else 0) for part in buffers]
-        """The number of steps that each part has received. For loaded parts, the number of steps they hold."""
-        self._n_unflushed, self._flush_after = [0] * len(buffers), [1] * len(buffers)
         self._n_refused, self._refusal = 0, ""
+        self._start_counting()
+
+    def _start_counting(self) -> None:
+        """Count steps and segments after the contents of all parts have changed."""
+        # The steps of loaded parts count as received. Counts never fall, so that old generations are not used again.
+        size = int(self._parts.first.buffer_size)
+        self._n_steps = [
+            -(-n // size) * size + int(part.pos) + size * bool(part.full)
+            for n, part in zip(self._n_steps, self._buffers, strict=True)
+        ]
+        self._n_unflushed, self._flush_after = [0] * len(self._buffers), [1] * len(self._buffers)
 
     def states(self) -> list[tuple[int, bool]]:
         """The position of each part, and whether it is full."""
@@ -181,8 +191,7 @@ class Shard:
             part.reset()
             if self._plan.path is not None:
                 part.flush()
-        n = len(self._buffers)
-        self._n_steps, self._n_unflushed, self._flush_after = [0] * n, [0] * n, [1] * n
+        self._start_counting()
 
     def memory_usage(self) -> MemoryUsage:
         return MemoryUsage.of_parts([part.memory_usage() for part in self._buffers])
