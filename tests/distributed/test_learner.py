@@ -346,7 +346,9 @@ def test_without_collectors_it_is_the_algorithm_itself() -> None:
     ("arguments", "error", "problem"),
     [
         ({"collectors": {"numbers": 3}}, ArgumentError, "'numbers'"),
-        ({"collectors": {"n": 0}}, ConfigurationError, "n of collectors"),
+        ({"collectors": {"n": 0}}, ConfigurationError, "n of collectors must be .* not 0"),
+        ({"collectors": {"n": True}}, ConfigurationError, "n of collectors must be .* not True"),
+        ({"collectors": {"ahead": 1.5}}, ConfigurationError, "ahead of collectors must be .* not 1.5"),
         ({"collectors": {"samples_per_insert": -1}}, ConfigurationError, "samples_per_insert"),
         ({"env": gym.make("CartPole-v1")}, ConfigurationError, "make_env"),
         ({"replay_buffer_class": CompressedReplayBuffer}, ConfigurationError, "ShardedReplayBuffer"),
@@ -363,6 +365,13 @@ def test_without_collectors_it_is_the_algorithm_itself() -> None:
 def test_arguments_that_cannot_work(arguments: dict[str, Any], error: type[Exception], problem: str) -> None:
     with pytest.raises(error, match=problem):
         make(**arguments)
+
+
+def test_numbers_of_collectors_may_be_those_of_numpy() -> None:
+    model = make(collectors={"n": np.int64(2), "envs": np.uint8(2)})
+    model.learn(40)
+    assert [part.size() > 0 for part in model.replay_buffer.parts] == [True, True]
+    assert {type(model.collectors[name]) for name in ("n", "envs")} == {int}
 
 
 def test_episodes_as_train_freq_and_other_algorithms_are_errors() -> None:

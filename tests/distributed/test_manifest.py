@@ -13,7 +13,7 @@ import pytest
 from sb3_extra_buffers.compressed import CompressedPrioritizedReplayBuffer, CompressedReplayBuffer
 from sb3_extra_buffers.distributed import ShardedReplayBuffer
 from sb3_extra_buffers.distributed import manifest as manifest_module
-from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError, ExtraBuffersError
+from sb3_extra_buffers.errors import ArgumentError, ConfigurationError, CorruptDataError, ExtraBuffersError
 from sb3_extra_buffers.persistence import container
 from sb3_extra_buffers.persistence.container import Container
 from tests.distributed.test_sharded_buffer import VECTORS, filled, make, steps
@@ -132,6 +132,8 @@ FORGERIES: dict[str, Any] = {
     "a folder": lambda meta: meta["arguments"].update(storage="mmap", path="/tmp"),
     "other arguments": lambda meta: meta["arguments"].update(buffer_size="all"),
     "no priority": lambda meta: meta["parts"].update(max_priority="high"),
+    "other environments": lambda meta: meta["arguments"].update(n_envs=1),
+    "no environments": lambda meta: meta["arguments"].pop("n_envs"),
     "a list": lambda meta: meta.update(parts=[1, 2]),
 }
 
@@ -156,6 +158,21 @@ def test_parts_of_another_buffer_are_refused(place: str, tmp_path: Path) -> None
     damaged.write_bytes(damaged.read_bytes()[:-7])
     with pytest.raises(CorruptDataError):
         ShardedReplayBuffer.load(tmp_path / "other", device="cpu", **PLACES[place])
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("option", ["parts", "buffer_size", "shard"])
+def test_options_that_load_does_not_have(option: str, place: str, tmp_path: Path) -> None:
+    filled((10, 12, 7)).save(tmp_path)
+    with pytest.raises(ArgumentError, match=f"{option!r}.* placement, shards, prefetch,"):
+        ShardedReplayBuffer.load(tmp_path, device="cpu", **PLACES[place], **{option: 2})
+
+
+@pytest.mark.parametrize(("option", "value"), [("shards", "two"), ("prefetch", True), ("on_loss", "cry")])
+def test_wrong_values_of_options_are_not_taken_for_a_damaged_file(option: str, value: Any, tmp_path: Path) -> None:
+    filled((10, 12, 7)).save(tmp_path)
+    with pytest.raises(ConfigurationError, match=f"{option} must be .*{value!r}"):
+        ShardedReplayBuffer.load(tmp_path, device="cpu", **REMOTE | {option: value})
 
 
 def test_a_folder_without_a_manifest(tmp_path: Path) -> None:

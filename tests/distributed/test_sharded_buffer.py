@@ -94,9 +94,9 @@ def test_transitions_are_sampled_by_priority_over_all_parts() -> None:
     priorities = np.zeros(total)
     offset = 0
     for number, part in enumerate(buffer.parts):
-        n = part.size() * N_ENVS
+        n, first = part.size() * N_ENVS, number * part.buffer_size * N_ENVS
         errors = rng.uniform(0.1, 3, n) * (1 + number)
-        buffer.update_priorities(np.arange(n) + number * buffer._stride, errors)
+        buffer.update_priorities(np.arange(first, first + n), errors)
         priorities[offset : offset + n] = errors
         offset += n
     assert len({part.max_priority for part in buffer.parts}) == 1

@@ -22,8 +22,16 @@ from sb3_extra_buffers.compressed.prioritized_buffer import PrioritizedReplayBuf
 from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
 from sb3_extra_buffers.compressed.segments import SegmentInfo
 from sb3_extra_buffers.compressed.sequence_buffer import CompressedSequenceReplayBuffer
+from sb3_extra_buffers.distributed.limits import checked_number
 from sb3_extra_buffers.distributed.manifest import load_parts, save_parts
-from sb3_extra_buffers.distributed.parts import Parts, Places, default_part_class, draw_uniformly, numbers_and_places
+from sb3_extra_buffers.distributed.parts import (
+    Parts,
+    Places,
+    default_part_class,
+    draw_uniformly,
+    indices_of,
+    numbers_and_places,
+)
 from sb3_extra_buffers.distributed.remote import Shards
 from sb3_extra_buffers.distributed.shard import ShardPlan
 from sb3_extra_buffers.distributed.shard_transport import LocalShards, ShardTransport
@@ -94,10 +102,8 @@ class ShardedReplayBuffer(ReplayBuffer):
             raise ConfigurationError(f"placement must be 'learner' or 'shards', not {placement!r}.")
         if on_loss not in ("report", "raise"):
             raise ConfigurationError(f"on_loss must be 'report' or 'raise', not {on_loss!r}.")
-        parts = (shards if is_remote else 1) if parts is None else parts
-        for name, number in {"shards": shards, "parts": parts, "prefetch": prefetch}.items():
-            if number < 1:
-                raise ConfigurationError(f"{name} must be at least 1, not {number}.")
+        shards, prefetch = checked_number("shards", shards), checked_number("prefetch", prefetch)
+        parts = (shards if is_remote else 1) if parts is None else checked_number("parts", parts)
         self.part_class = default_part_class(observation_space) if buffer_class is None else _checked(buffer_class)
         if is_remote and options.get("storage", "memory") != "memory":
             raise ConfigurationError("With placement='shards', leave out storage: pass a path to keep shards on disk.")
@@ -108,7 +114,7 @@ class ShardedReplayBuffer(ReplayBuffer):
                     "placement='shards'."
                 )
             options["path"] = path
-        self._arguments = {
+        arguments: dict[str, Any] = {
             "buffer_size": max(buffer_size // parts, n_envs),
             "observation_space": observation_space,
             "action_space": action_space,
@@ -121,7 +127,7 @@ class ShardedReplayBuffer(ReplayBuffer):
         self._template: Any
         self._shards: Shards | None = None
         if not is_remote:
-            self._use([self.part_class(**self._arguments, device=device) for _ in range(parts)])
+            self._use([self.part_class(**arguments, device=device) for _ in range(parts)])
         else:
             transport: ShardTransport = LocalShards()
             if not in_process:
@@ -130,10 +136,10 @@ class ShardedReplayBuffer(ReplayBuffer):
                 transport = RayShards(ray, shard_options)
             folder = None if path is None else str(Path(path).absolute())
             plans = [
-                ShardPlan(self.part_class, self._arguments, numbers.tolist(), folder, prefetch + _SPARE_BATCHES)
+                ShardPlan(self.part_class, arguments, numbers.tolist(), folder, prefetch + _SPARE_BATCHES)
                 for numbers in np.array_split(np.arange(parts), min(shards, parts))
             ]
-            self._template = self.part_class(**{**self._arguments, "buffer_size": n_envs}, device=device)
+            self._template = self.part_class(**{**arguments, "buffer_size": n_envs}, device=device)
             self._shards = Shards(transport, plans, self._template, prefetch, on_loss)
             weakref.finalize(self, self._shards.stop)
             self.parts = list(self._shards.parts)
@@ -151,8 +157,6 @@ class ShardedReplayBuffer(ReplayBuffer):
     def _describe(self) -> None:
         self.obs_shape, self.action_dim = self._template.obs_shape, self._template.action_dim
         self.buffer_size = sum(part.buffer_size for part in self.parts)
-        self._stride = self.parts[0].buffer_size * self._template.n_envs
-        """Transitions per part. In a batch, index ``i`` means place ``i % stride`` of part ``i // stride``."""
 
     @property
     def device(self) -> th.device:
@@ -261,7 +265,7 @@ class ShardedReplayBuffer(ReplayBuffer):
         """Load a buffer that :meth:`save` wrote. Safe for untrusted files.
 
         :param options: ``placement`` and the arguments for shards except ``path``, because loaded shards are in memory.
-            They may differ from those of the saved buffer.
+            They may differ from those of the saved buffer, which decides everything else.
         """
         loaded: Self = load_parts(cls, Path(path).absolute(), device, options)
         return loaded
@@ -290,7 +294,7 @@ class ShardedReplayBuffer(ReplayBuffer):
             raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
         numbers, found = trees.find((np.arange(batch_size) + np.random.random_sample(batch_size)) * total / batch_size)
         samples = self._joined.sample(Places(numbers, *np.divmod(found, self.n_envs)), env)
-        return self._joined.weighted(samples, trees.get(numbers, found), found + numbers * self._stride)
+        return self._joined.weighted(samples, trees.get(numbers, found), indices_of(self.parts, numbers, found))
 
     def update_priorities(self, indices: Indices, td_errors: th.Tensor | npt.ArrayLike) -> None:
         """Set the priorities of a batch's transitions from their TD errors."""
@@ -304,11 +308,18 @@ class ShardedReplayBuffer(ReplayBuffer):
         if self._shards is not None:
             self._shards.update(indices, errors)
             return
-        numbers, own = numbers_and_places(indices, self._stride, len(self.parts))
+        numbers, own = numbers_and_places(self.parts, indices)
         priorities = errors + first.epsilon
         with first._lock.held:
-            largest = max(float(priorities.max(initial=0.0)), *(part.max_priority for part in self.parts))
+            largest = max(float(priorities.max(initial=0.0)), self.max_priority)
             self._joined.set_priorities(numbers, own, priorities, largest)
+
+    @property
+    def max_priority(self) -> float:
+        """The largest priority so far, which new transitions get."""
+        if self._shards is not None:
+            return self._shards.max_priority
+        return max(getattr(part, "max_priority", 1.0) for part in self.parts)
 
     @property
     def beta(self) -> float:

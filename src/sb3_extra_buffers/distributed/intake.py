@@ -19,15 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sb3_extra_buffers.distributed.collector import CollectorPlan, Request, Weights
+from sb3_extra_buffers.distributed.limits import LOG_WAIT_SECONDS, MAX_FAILURES
 from sb3_extra_buffers.distributed.transport import Reply, Transport
 from sb3_extra_buffers.errors import CorruptDataError, WorkerError
 
 logger = logging.getLogger("sb3_extra_buffers")
 
-_LOG_WAIT_SECONDS = 5.0
-"""Interval of warnings while the learner waits for segments."""
-_MAX_FAILURES = 5
-"""After this many deaths of a collector without a segment in between, the learner gives up."""
 _INITIAL_LIMIT, _MIN_LIMIT = 8.0, 2.0
 """The first and the lowest value of :attr:`Intake._limit`."""
 
@@ -171,7 +168,7 @@ class Intake:
             if is_done():
                 break
             now = time.monotonic()
-            if now - logged > _LOG_WAIT_SECONDS:
+            if now - logged > LOG_WAIT_SECONDS:
                 missing = sorted(set(range(len(self._starts))).difference(collector for collector, _ in self._segments))
                 logger.warning("Waiting for segments of collectors %s for %.0f s", missing, now - began)
                 logged = now
@@ -223,9 +220,9 @@ class Intake:
         self.statistics.n_deaths += 1
         self.statistics.n_lost += 1
         self._failures[collector] += 1
-        if self._failures[collector] >= _MAX_FAILURES:
+        if self._failures[collector] >= MAX_FAILURES:
             raise WorkerError(
-                f"Collector {collector} died {_MAX_FAILURES} times without a segment in between. The last reason: "
+                f"Collector {collector} died {MAX_FAILURES} times without a segment in between. The last reason: "
                 f"{reason}"
             )
         logger.warning("Collector %d died and is restarted: %s", collector, reason)

@@ -13,6 +13,7 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList, Progr
 
 from sb3_extra_buffers.distributed.collector import CollectorPlan
 from sb3_extra_buffers.distributed.intake import Intake, Statistics
+from sb3_extra_buffers.distributed.limits import checked_number
 from sb3_extra_buffers.distributed.transport import LocalTransport, Transport
 from sb3_extra_buffers.errors import ArgumentError, ConfigurationError
 
@@ -75,8 +76,7 @@ class Learner(BaseAlgorithm):
             )
         options = {**_DEFAULTS, **collectors}
         for name in ("n", "envs", "segment_steps", "ahead", "sync_every"):
-            if not isinstance(options[name], int) or options[name] < 1:
-                raise ConfigurationError(f"{name} of collectors must be a number from 1 on, not {options[name]!r}.")
+            options[name] = checked_number(f"{name} of collectors", options[name])
         ratio = options["samples_per_insert"]
         if ratio is not None and not ratio > 0:
             raise ConfigurationError(f"samples_per_insert must be above 0, not {ratio!r}.")

@@ -12,7 +12,13 @@ from typing import Any, NamedTuple
 
 from sb3_extra_buffers import __version__
 from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
-from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError, ExtraBuffersError, FileFormatError
+from sb3_extra_buffers.errors import (
+    ArgumentError,
+    ConfigurationError,
+    CorruptDataError,
+    ExtraBuffersError,
+    FileFormatError,
+)
 from sb3_extra_buffers.persistence import container
 from sb3_extra_buffers.persistence.container import Container
 from sb3_extra_buffers.persistence.files import as_corrupt, read_arguments
@@ -22,6 +28,8 @@ _NAME = "manifest"
 _VERSION = 1
 _MOST_PARTS = 1 << 16
 """The largest number of parts in an untrusted manifest."""
+_OPTIONS = ("placement", "shards", "prefetch", "on_loss", "ray", "shard_options", "in_process")
+"""The options of :meth:`.ShardedReplayBuffer.load`."""
 _TURNS = ("a", "b")
 """The suffixes of a part's two files."""
 
@@ -56,8 +64,7 @@ def save_parts(buffer: Any, folder: Path) -> None:
     if shards is not None:
         shards.refresh()  # the learner may not know yet that a shard has refused a segment
     states = [(int(part.pos), bool(part.full)) for part in buffer.parts]
-    max_priority = getattr(template, "max_priority", 1.0) if shards is None else shards.max_priority
-    manifest = Manifest(template._library_class(), arguments, turn, states, max_priority)
+    manifest = Manifest(template._library_class(), arguments, turn, states, buffer.max_priority)
     if shards is not None:
         shards.save(manifest.paths(folder))
     else:
@@ -68,19 +75,24 @@ def save_parts(buffer: Any, folder: Path) -> None:
 
 def load_parts(cls: Any, folder: Path, device: Any, options: dict[str, Any]) -> Any:
     """Load a ``ShardedReplayBuffer`` of class ``cls``."""
+    if unknown := sorted(options.keys() - set(_OPTIONS)):
+        raise ArgumentError(
+            f"{cls.__name__}.load() has no option {unknown[0]!r}. There are: {', '.join(_OPTIONS)}. The saved buffer "
+            "decides everything else."
+        )
     manifest = read_manifest(folder)
     n_parts, is_remote = len(manifest.states), options.get("placement", "learner") != "learner"
-    loaded = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they were shown when the buffer was created
+        with as_corrupt(folder / _NAME):
+            part = manifest.part_class(**manifest.arguments, device=device)
+        size = part.buffer_size * part.n_envs * n_parts if is_remote else part.n_envs
+        number = {"parts": n_parts} if is_remote else {}
+        arguments = {**manifest.arguments, **number, **options, "buffer_size": size}
+        buffer = cls(**arguments, device=device, buffer_class=manifest.part_class)
     if not is_remote:
         loaded = [CompressedReplayBuffer.load(file, device) for file in manifest.paths(folder)]
-        _check_parts(manifest, folder, loaded)
-    size, n_envs = manifest.arguments["buffer_size"], manifest.arguments["n_envs"]
-    arguments = {**manifest.arguments, "buffer_size": size * n_parts if is_remote else n_envs}
-    with warnings.catch_warnings(), as_corrupt(folder / _NAME):
-        warnings.simplefilter("ignore")  # they were shown when the buffer was created
-        number = {"parts": n_parts} if is_remote else {}
-        buffer = cls(**arguments, device=device, buffer_class=manifest.part_class, **number, **options)
-    if not is_remote:
+        _check_parts(manifest, folder, part, loaded)
         buffer._use(loaded)
         return buffer
     buffer._shards.load(manifest.paths(folder), manifest.max_priority)
@@ -137,12 +149,11 @@ def _is_list_of(values: Any, n: int, kind: type) -> bool:
     return isinstance(values, list) and len(values) == n and all(type(value) is kind for value in values)
 
 
-def _check_parts(manifest: Manifest, folder: Path, parts: list[Any]) -> None:
-    """Raise an error unless the loaded parts are those that the manifest describes."""
-    first = parts[0]
+def _check_parts(manifest: Manifest, folder: Path, expected: Any, parts: list[Any]) -> None:
+    """Raise an error unless the loaded parts are like ``expected``, and where the manifest says that they are."""
     for part, state, path in zip(parts, manifest.states, manifest.paths(folder), strict=True):
-        same_class = type(part) is manifest.part_class
-        same_size = (part.buffer_size, part.n_envs) == (first.buffer_size, first.n_envs)
-        same_spaces = (part.observation_space, part.action_space) == (first.observation_space, first.action_space)
+        same_class = type(part) is type(expected)
+        same_size = (part.buffer_size, part.n_envs) == (expected.buffer_size, expected.n_envs)
+        same_spaces = part._digest_of_spaces() == expected._digest_of_spaces()
         if not (same_class and same_size and same_spaces and (part.pos, part.full) == state):
             raise CorruptDataError(f"{path} is not the part that {folder / _NAME} names.")

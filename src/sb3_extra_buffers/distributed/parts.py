@@ -72,11 +72,17 @@ def draw_uniformly(parts: Sequence[Any], batch_size: int) -> Places:
     return Places(*places_of(drawn, np.array(sizes, dtype=np.int64) * n_envs, firsts, n_slots, n_envs))
 
 
-def numbers_and_places(indices: Indices, stride: int, n_parts: int) -> tuple[Indices, Indices]:
-    """The part of each index of a batch, and the place in that part. Parts have ``stride`` places each."""
-    numbers, places = np.divmod(indices, stride)
-    if len(indices) and not 0 <= numbers.min() <= numbers.max() < n_parts:
-        raise IndexError(f"There are {n_parts} parts, but indices of part {numbers.min()} or {numbers.max()}.")
+def indices_of(parts: Sequence[Any], numbers: Indices, places: Indices) -> Indices:
+    """The indices in a batch of transitions: the places of the first part, then those of the second one, and so on."""
+    indices: Indices = numbers * (parts[0].buffer_size * parts[0].n_envs) + places
+    return indices
+
+
+def numbers_and_places(parts: Sequence[Any], indices: Indices) -> tuple[Indices, Indices]:
+    """The part of each index of a batch, and the place in that part: the reverse of :func:`indices_of`."""
+    numbers, places = np.divmod(indices, parts[0].buffer_size * parts[0].n_envs)
+    if len(indices) and not 0 <= numbers.min() <= numbers.max() < len(parts):
+        raise IndexError(f"There are {len(parts)} parts, but indices of part {numbers.min()} or {numbers.max()}.")
     return numbers, places
 
 

@@ -15,7 +15,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb3_extra_buffers.codecs.base import Bytes, Indices
 from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer
 from sb3_extra_buffers.compressed.segments import ReceivedSegment
-from sb3_extra_buffers.distributed.parts import Fields, Parts, draw_uniformly, numbers_and_places
+from sb3_extra_buffers.distributed.limits import MAX_FAILURES
+from sb3_extra_buffers.distributed.parts import Fields, Parts, draw_uniformly, indices_of, numbers_and_places
 from sb3_extra_buffers.distributed.remote_part import RemotePart
 from sb3_extra_buffers.distributed.shard import Drawn, ShardPlan, Target
 from sb3_extra_buffers.distributed.shard_calls import ShardCalls
@@ -27,9 +28,6 @@ from sb3_extra_buffers.storage.blocks import fill_from
 from sb3_extra_buffers.storage.outputs import OutputPool
 
 logger = logging.getLogger("sb3_extra_buffers")
-
-_MAX_FAILURES = 5
-"""After this many deaths without a reply in between, the learner gives up."""
 
 
 class Shards(ShardCalls):
@@ -53,8 +51,6 @@ class Shards(ShardCalls):
         """The shard of each part."""
         n_slots = plans[0].arguments["buffer_size"] // template.n_envs
         self.parts = [RemotePart(self, part, template, n_slots) for part in range(len(self._shard_of))]
-        self._stride = n_slots * template.n_envs
-        """The capacity of a part in transitions; see :class:`.ShardedReplayBuffer`. Indices also have stamps."""
         self._totals = np.zeros(n)
         """The sum of priorities in each shard, as far as the learner knows."""
         self._added: list[deque[tuple[int, float]]] = [deque() for _ in plans]
@@ -88,9 +84,9 @@ class Shards(ShardCalls):
         before = sum(part.size() for part in self.parts)
         while True:
             self._failures[shard] += 1
-            if self._failures[shard] >= _MAX_FAILURES:
+            if self._failures[shard] >= MAX_FAILURES:
                 raise WorkerError(
-                    f"Shard {shard} died {_MAX_FAILURES} times without a reply in between. The last reason: {reason}"
+                    f"Shard {shard} died {MAX_FAILURES} times without a reply in between. The last reason: {reason}"
                 )
             self._restart(shard)
             failures = self._failures[shard]
@@ -320,14 +316,15 @@ class Shards(ShardCalls):
     def _indices(self, call: Call, reply: Drawn) -> Indices:
         assert reply.indices is not None
         own, places, generations = reply.indices
-        return stamped((own + self._bounds[call.shard]) * self._stride + places, generations, call.restarts)
+        numbers = own + self._bounds[call.shard]
+        return stamped(indices_of(self.parts, numbers, places), generations, call.restarts)
 
     def update(self, indices: Indices, errors: npt.NDArray[np.float64]) -> None:
         """Send new priorities to the shards without waiting for replies. Outdated indices are ignored."""
         priorities = errors + self._template.first.epsilon
         self.max_priority = max(self.max_priority, float(priorities.max(initial=0.0)))
         places, generations, restarts = unstamped(indices)
-        numbers, places = numbers_and_places(places, self._stride, len(self.parts))
+        numbers, places = numbers_and_places(self.parts, places)
         shards = self._shard_of[numbers]
         for shard in np.unique(shards).tolist():
             self._wait_for_room(shard)

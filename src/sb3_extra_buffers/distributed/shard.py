@@ -77,7 +77,7 @@ class Shard:
         # The learner's memory stays attached, because the next batches use it again.
         self._attached = functools.lru_cache(plan.n_batches)(shared_memory.attach)
         self._n_steps = [0] * len(plan.numbers)
-        """The number of steps that each part has received, rounded up to whole parts whenever it is emptied or loaded."""
+        """The number of steps that each part has received, rounded up to full parts when it is emptied or loaded."""
         self._use([self._make(number) for number in plan.numbers])
 
     def _make(self, number: int) -> CompressedReplayBuffer:

@@ -9,13 +9,12 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from sb3_extra_buffers.distributed.limits import LOG_WAIT_SECONDS
 from sb3_extra_buffers.distributed.shard_transport import ShardDied, ShardTransport
 from sb3_extra_buffers.errors import WorkerError
 
 logger = logging.getLogger("sb3_extra_buffers")
 
-_LOG_WAIT_SECONDS = 5.0
-"""Interval of warnings while the learner waits for a shard."""
 _MAX_UNCONFIRMED = 64
 """How many calls of one shard may be unconfirmed: sent without waiting for the result."""
 
@@ -62,7 +61,7 @@ class ShardCalls(ABC):
         began = time.monotonic()
         while True:
             try:
-                result = self._transport.result(handle, _LOG_WAIT_SECONDS)
+                result = self._transport.result(handle, LOG_WAIT_SECONDS)
             except TimeoutError:
                 logger.warning("Waiting for shard %d for %.0f s", shard, time.monotonic() - began)
                 continue
