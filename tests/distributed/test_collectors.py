@@ -9,8 +9,10 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch as th
-from stable_baselines3 import SAC, TD3
+from stable_baselines3 import PPO, SAC, TD3
 from stable_baselines3.common.noise import NormalActionNoise
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.dqn.policies import DQNPolicy
 
 from sb3_extra_buffers.compressed import PrioritizedDQN
 from sb3_extra_buffers.compressed.prioritized_buffer import (
@@ -23,7 +25,9 @@ from sb3_extra_buffers.distributed import learner as learner_module
 from sb3_extra_buffers.distributed.transport import LocalTransport, Reply
 from sb3_extra_buffers.errors import ArgumentError, WorkerError
 from tests.distributed.test_learner import make
-from tests.distributed.test_on_policy import Game
+from tests.distributed.test_on_policy import N_ENVS, N_STEPS, Game, make_vec_env
+from tests.distributed.test_on_policy import assert_same as assert_same_weights
+from tests.distributed.test_on_policy import make as make_on_policy
 
 
 class DyingTransport(LocalTransport):
@@ -166,3 +170,54 @@ def test_priorities_of_dict_observations() -> None:
     model.learn(100)
     assert all(isinstance(part, CompressedDictPrioritizedReplayBuffer) for part in model.replay_buffer.parts)
     assert model._n_updates > 0
+
+
+class WithSubmodule(ActorCriticPolicy):
+    """A network named as that of an off-policy algorithm, which is only a part of what acts."""
+
+    name: str
+
+    def _build_mlp_extractor(self) -> None:
+        super()._build_mlp_extractor()
+        setattr(self, self.name, self.mlp_extractor.policy_net)
+
+
+class WithActor(WithSubmodule):
+    name = "actor"
+
+
+class WithQNet(WithSubmodule):
+    name = "q_net"
+
+
+@pytest.mark.parametrize("policy", [WithActor, WithQNet])
+def test_collectors_get_all_weights_of_a_policy_of_ones_own(policy: Any) -> None:
+    given = {"seed": 5, "n_steps": N_STEPS, "batch_size": 8, "n_epochs": 2, "policy_kwargs": {"net_arch": [8]}}
+    collectors = {"n": 1, "make_env": partial(make_vec_env, Game)}
+    expected = PPO(policy, make_vec_env(Game), device="cpu", **given)
+    ours = make_on_policy(env=Game(), policy=policy, collectors=collectors, **given)
+    for model in (expected, ours):
+        model.learn(3 * N_STEPS * N_ENVS)
+    assert_same_weights(ours, expected)
+
+
+class WithScale(DQNPolicy):
+    """The greedy action depends on a layer outside of the Q network."""
+
+    def _build(self, lr_schedule: Any) -> None:
+        self.scale = th.nn.Linear(2, 2)
+        super()._build(lr_schedule)
+
+    def _predict(self, obs: Any, deterministic: bool = True) -> th.Tensor:
+        return self.scale(self.q_net(obs)).argmax(dim=1).reshape(-1)
+
+
+def test_collectors_get_the_layers_that_an_off_policy_policy_adds() -> None:
+    spy = Spy()
+    model = make(policy=WithScale)
+    with th.no_grad():
+        model.policy.scale.weight.mul_(-3.0)
+    with spy.watching():
+        model.learn(40)
+    for collector in spy.seen:
+        assert th.equal(collector.model.policy.scale.weight, model.policy.scale.weight)

@@ -164,15 +164,15 @@ def _make_vec_env(plan: CollectorPlan) -> VecEnv:
     return DummyVecEnv([partial(monitored.pop, 0)] * plan.n_envs)
 
 
-_ACTING_NETWORKS = ("q_net", "quantile_net", "actor")
-"""Names of the networks that choose actions: in DQN, QR-DQN, and algorithms with an actor."""
+_TRAINING_NETWORKS = ("q_net_target", "quantile_net_target", "actor_target", "critic", "critic_target")
+"""Names of the networks with which no off-policy algorithm acts: in DQN, QR-DQN, and algorithms with an actor."""
 
 
 def weights_of(model: BaseAlgorithm) -> Weights:
     """The parameters that a collector needs to act."""
-    state = model.policy.state_dict()
-    acting = {name: value for name, value in state.items() if name.split(".", maxsplit=1)[0] in _ACTING_NETWORKS}
-    return {name: value.detach().cpu().numpy() for name, value in (acting or state).items()}
+    unused = () if isinstance(model, OnPolicyAlgorithm) else _TRAINING_NETWORKS
+    state = model.policy.state_dict().items()
+    return {name: value.detach().cpu().numpy() for name, value in state if name.partition(".")[0] not in unused}
 
 
 def load_weights(model: BaseAlgorithm, weights: Weights) -> None:
