@@ -66,6 +66,45 @@ def test_a_collector_that_dies_is_started_again(monkeypatch: pytest.MonkeyPatch)
         assert (continued | ended).all()
 
 
+class Counted(Game):
+    """Counts environments that were made and not closed."""
+
+    n_open = n_made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        Counted.n_made += 1
+        Counted.n_open += 1
+
+    def close(self) -> None:
+        Counted.n_open -= 1
+
+
+def test_the_environments_of_collectors_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Counted, "n_open", 0)
+    monkeypatch.setattr(Counted, "n_made", 0)
+    transport = DyingTransport()
+    monkeypatch.setattr(learner_module, "LocalTransport", lambda: transport)
+    model = make(env=Game(), collectors={"make_env": Counted})
+    model.learn(200)
+    assert Counted.n_made == 2 * (2 + len(transport.restarts)) > 4
+    assert Counted.n_open == 0
+
+
+def test_environments_are_closed_if_a_later_one_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Counted, "n_open", 0)
+    monkeypatch.setattr(Counted, "n_made", 0)
+
+    def make_env() -> Counted:
+        if Counted.n_made == 2:
+            raise OSError("no game here")
+        return Counted()
+
+    with pytest.raises(OSError, match="no game"):
+        make(env=Game(), collectors={"make_env": make_env}).learn(200)
+    assert Counted.n_open == 0
+
+
 def test_a_collector_that_always_dies_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     transport = DyingTransport()
     transport.every = 1

@@ -60,7 +60,8 @@ class LocalTransport(Transport):
 
     def start(self, plan: CollectorPlan, seeds: list[int | None]) -> None:
         self._plan = plan
-        self.collectors = [Collector(plan, index, seed) for index, seed in enumerate(seeds)]
+        for index, seed in enumerate(seeds):  # one by one, so that stop() ends them if a later one cannot be created
+            self.collectors.append(Collector(plan, index, seed))
 
     def publish(self, weights: Weights) -> Weights:
         return {name: value.copy() for name, value in weights.items()}
@@ -76,6 +77,7 @@ class LocalTransport(Transport):
 
     def restart(self, collector: int, seed: int | None) -> None:
         self._requests = deque(request for request in self._requests if request[0] != collector)
+        self.collectors[collector].close()
         self.collectors[collector] = Collector(self._plan, collector, seed)
 
     def stop(self) -> None:
