@@ -199,6 +199,11 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
 
     def _image_keys(self, data: Any) -> list[Key]:
         if isinstance(data, LazyStackedTensorDict):  # its rows may differ in shape
+            if self._wanted is not None:
+                raise ConfigurationError(
+                    f"keys={self._wanted} needs rows of one shape, which a LazyStackedTensorDict may not have. Pass "
+                    "data.contiguous() if its rows have, or leave keys out: then nothing in it is compressed."
+                )
             return []
         found = {
             _as_key(key): value

@@ -18,7 +18,7 @@ from tests.neighbours.torchrl_buffers import SIZE, STACK, Game, assert_equal, bo
 # Where TorchRL is missing, the import above skips these tests.
 # isort: split
 import torchrl.data as rl
-from tensordict import TensorDict, tensorclass
+from tensordict import TensorDict, lazy_stack, tensorclass
 from torchrl.data.replay_buffers.samplers import (
     PrioritizedSampler,
     SamplerWithoutReplacement,
@@ -193,6 +193,10 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         CompressedStorage(10, ndim=2, n_envs=2)
     with pytest.raises(ConfigurationError, match="pixel"):
         rl.ReplayBuffer(storage=CompressedStorage(10, keys=["pixel"])).extend(Game().steps(2))
+    stacked = lazy_stack([TensorDict(pixels=th.zeros(20, 20 + i, dtype=th.uint8)) for i in range(2)])
+    with pytest.raises(ConfigurationError, match="pixels.*LazyStackedTensorDict"):
+        rl.ReplayBuffer(storage=CompressedStorage(10, keys=["pixels"])).add(stacked)
+    assert rl.ReplayBuffer(storage=CompressedStorage(10)).add(stacked) == 0
     ours, _, _ = filled()
     ours.dumps(tmp_path / "buffer")
     with pytest.raises(ConfigurationError, match="max_size=100"):
