@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
@@ -10,6 +11,7 @@ from typing import Any, ClassVar
 import gymnasium as gym
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ProgressBarCallback
+from stable_baselines3.common.noise import VectorizedActionNoise
 
 from sb3_extra_buffers.distributed.collector import CollectorPlan
 from sb3_extra_buffers.distributed.intake import Intake, Statistics
@@ -58,8 +60,7 @@ class Learner(BaseAlgorithm):
         given = {name: value for name, value in list(bound.items())[1:] if name not in _LEARNER_ARGUMENTS}
         self.ray = dict(ray or {})
         self.collectors = None if collectors is None else self._checked(collectors, env)
-        # policy_kwargs is copied, because SB3 changes it.
-        self._collector_arguments = {**given, "policy": policy, "policy_kwargs": dict(given.get("policy_kwargs") or {})}
+        self._collector_arguments = {**given, "policy": policy}
         self._collector_starts = [0] * (self.collectors["n"] if self.collectors else 0)
         """How often each collector was started. Seeds depend on it, so that no collector repeats earlier steps."""
         self._intake: Intake | None = None
@@ -67,19 +68,40 @@ class Learner(BaseAlgorithm):
         """Statistics of the current or the last call of ``learn``."""
         super().__init__(policy, env, *args, **kwargs)
 
-    def _checked(self, collectors: Mapping[str, Any], env: Any) -> dict[str, Any]:
-        allowed = [name for name in _DEFAULTS if name not in self._unused_options]
+    @classmethod
+    def load(cls, path: Any, *args: Any, collectors: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
+        """Load a model as the algorithm does. ``collectors`` replaces the options with which it was saved."""
+        if collectors is not None:
+            kwargs["collectors"] = cls._checked(collectors, None)
+        return super().load(path, *args, **kwargs)
+
+    def set_env(self, env: Any, force_reset: bool = True) -> None:
+        if self.collectors is None:
+            super().set_env(env, force_reset)
+            return
+        # The learner only reads the spaces of its environment, so the number of environments may be any.
+        n_envs, env = self.n_envs, self._wrap_env(env, self.verbose)
+        self.n_envs = env.num_envs
+        try:
+            super().set_env(env, force_reset)
+        finally:
+            self.n_envs = n_envs
+        self._refuse_normalization()
+
+    @classmethod
+    def _checked(cls, collectors: Mapping[str, Any], env: Any) -> dict[str, Any]:
+        allowed = [name for name in _DEFAULTS if name not in cls._unused_options]
         if unknown := sorted(collectors.keys() - set(allowed)):
             raise ArgumentError(
-                f"collectors has no option {unknown[0]!r} for {self._algorithm.__name__}. "
+                f"collectors has no option {unknown[0]!r} for {cls._algorithm.__name__}. "
                 f"There are: {', '.join(allowed)}."
             )
         options = {**_DEFAULTS, **collectors}
         for name in ("n", "envs", "segment_steps", "ahead", "sync_every"):
             options[name] = checked_number(f"{name} of collectors", options[name])
         ratio = options["samples_per_insert"]
-        if ratio is not None and not ratio > 0:
-            raise ConfigurationError(f"samples_per_insert must be above 0, not {ratio!r}.")
+        if ratio is not None and not 0 < ratio < math.inf:
+            raise ConfigurationError(f"samples_per_insert must be a number above 0, not {ratio!r}.")
         if options["make_env"] is None:
             if not isinstance(env, str):
                 raise ConfigurationError(
@@ -120,6 +142,16 @@ class Learner(BaseAlgorithm):
             raise ArgumentError(f"algorithm_kwargs: {self._algorithm.__name__} has no argument {min(unknown)!r}.")
         return different
 
+    def _inherited_arguments(self) -> dict[str, Any]:
+        """The arguments of the algorithm that collectors inherit."""
+        # As in SB3's load(), attributes are arguments, and may have changed since the learner was created.
+        names = inspect.signature(self._algorithm.__init__).parameters.keys() & vars(self).keys()
+        now = {name: vars(self)[name] for name in names.difference(_LEARNER_ARGUMENTS)}
+        if isinstance(noise := now.get("action_noise"), VectorizedActionNoise):
+            now["action_noise"] = noise.base_noise  # collectors make one for their own environments
+        arguments = {**self._collector_arguments, **now}
+        return {name: value for name, value in arguments.items() if name not in _BUFFER_ARGUMENTS}
+
     def _start_intake(self, buffer: Any, arguments: dict[str, Any], n_steps: int, ahead: int) -> Intake:
         """Start the collectors.
 
@@ -128,6 +160,15 @@ class Learner(BaseAlgorithm):
         :param n_steps: Number of steps of a segment or rollout.
         """
         assert self.collectors is not None
+        n, n_envs = self.collectors["n"], self.collectors["envs"]
+        found = [part.n_envs for part in getattr(buffer, "parts", ())]
+        if found != [n_envs] * n:
+            raise ConfigurationError(
+                f"{n} collectors of {n_envs} environments each need a buffer with {n} parts of {n_envs} environments, "
+                f"but this {type(buffer).__name__} has parts of {found} environments. Change n and envs of collectors, "
+                "or the buffer."
+            )
+        self._collector_starts = [*self._collector_starts, *[0] * n][:n]  # load() may have changed the number
         transport: Transport
         if self.collectors["in_process"]:
             transport = LocalTransport()
@@ -135,10 +176,9 @@ class Learner(BaseAlgorithm):
             from sb3_extra_buffers.distributed.ray_transport import RayTransport
 
             transport = RayTransport(self.ray, self.collectors["actor_options"])
-        inherited = {name: value for name, value in self._collector_arguments.items() if name not in _BUFFER_ARGUMENTS}
         plan = CollectorPlan(
             self._algorithm,
-            {**inherited, **arguments},
+            {**self._inherited_arguments(), **arguments},
             self._different_arguments(),
             self.collectors["make_env"],
             self.collectors["envs"],

@@ -32,8 +32,10 @@ class OnPolicyLearner(Learner, OnPolicyAlgorithm):
                 # PPO would check its batch size for a rollout of the learner's own environments, which are not stepped.
                 warnings.filterwarnings("ignore", message=_BATCH_WARNING)
             super().__init__(*args, **kwargs)
+        if self.collectors is None:
+            return
         n_transitions, batch_size = self.n_steps * self.n_envs, getattr(self, "batch_size", None)
-        if self.collectors is not None and batch_size and n_transitions % batch_size:
+        if batch_size and n_transitions % batch_size:
             warnings.warn(
                 f"{_BATCH_WARNING} of {batch_size}, but a rollout has n_steps * n * envs = {n_transitions} "
                 f"transitions, so the last batch of every epoch has only {n_transitions % batch_size}.",
