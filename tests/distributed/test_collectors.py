@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch as th
 from stable_baselines3 import PPO, SAC, TD3
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.dqn.policies import DQNPolicy
@@ -64,6 +65,34 @@ def test_a_collector_that_dies_is_started_again(monkeypatch: pytest.MonkeyPatch)
         continued = (np.asarray(later) == np.asarray(now)).all(axis=-1)
         ended = (part.dones + part.timeouts)[: part.size() - 1] > 0
         assert (continued | ended).all()
+
+
+def test_replies_of_a_collector_that_was_replaced_are_ignored() -> None:
+    """The first of two replies is damaged. The second one is of the same collector, which is gone."""
+
+    class Eager(LocalTransport):
+        n_damaged = 0
+
+        def replies(self, timeout: float) -> list[Reply]:
+            replies = [reply for _ in range(len(self._requests)) for reply in super(Eager, self).replies(timeout)]
+            if len({reply.collector for reply in replies}) < len(replies) and self.n_damaged < 3:
+                self.n_damaged += 1
+                assert (segment := replies[0].segment) is not None
+                replies[0] = replies[0]._replace(segment=segment[:-9])
+            return replies
+
+    class Count(BaseCallback):
+        def _on_step(self) -> bool:
+            intake = self.model._intake  # type: ignore[attr-defined]
+            outstanding = [*intake._credits, *(collector for collector, _ in intake._segments)]
+            outstanding += [collector for collector, n in enumerate(intake._requested) for _ in range(n)]
+            assert sorted(outstanding) == sorted([*range(2)] * 2)  # no credit is lost or made
+            return True
+
+    transport, model = Eager(), make()
+    with mock.patch.object(learner_module, "LocalTransport", return_value=transport):
+        model.learn(300, callback=Count())
+    assert transport.n_damaged == model.collector_statistics.n_deaths == 3
 
 
 class Counted(Game):

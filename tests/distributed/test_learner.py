@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -12,6 +13,7 @@ import pytest
 from sb3_contrib import ARS, QRDQN, TQC
 from stable_baselines3 import DQN, PPO, SAC, TD3
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
@@ -25,7 +27,7 @@ from sb3_extra_buffers.distributed import learner as learner_module
 from sb3_extra_buffers.distributed.transport import LocalTransport, Reply
 from sb3_extra_buffers.errors import ArgumentError, ConfigurationError, EmptyBufferError
 from tests.distributed.test_manifest import local_parts
-from tests.distributed.test_on_policy import Keep
+from tests.distributed.test_on_policy import Game, Keep
 
 NETWORK = {"net_arch": [8]}
 
@@ -80,6 +82,35 @@ def test_other_buffer_classes(algorithm: Any, buffer_class: Any, options: dict[s
     model.learn(150)
     assert all(isinstance(part, buffer_class) for part in model.replay_buffer.parts)
     assert model._n_updates > 0
+
+
+@pytest.mark.parametrize("is_dict", [False, True])
+def test_the_n_steps_of_the_algorithm_are_those_of_the_default_buffer(is_dict: bool, tmp_path: Any) -> None:
+    game = partial(Game, is_dict)
+    policy = "MultiInputPolicy" if is_dict else "MlpPolicy"
+    model = make(env=game(), policy=policy, n_steps=3, gamma=0.5, collectors={"make_env": game})
+    model.learn(200)
+    discounts = model.replay_buffer.sample(200).discounts.numpy()
+    assert set(np.unique(discounts)) == {0.5, 0.25, 0.125}
+    model.save(tmp_path / "model")
+    type(model).load(tmp_path / "model", env=game())  # without a warning that n_steps is ignored
+    with pytest.warns(UserWarning, match="`n_steps=3` is ignored"):
+        make(n_steps=3, replay_buffer_class=ShardedReplayBuffer)
+
+
+@pytest.mark.parametrize("handles", [False, True])
+def test_time_limits_are_handled_as_the_buffer_of_the_learner_does(handles: bool) -> None:
+    model = make(
+        env=Game(),
+        collectors={"make_env": Game},
+        replay_buffer_class=ShardedReplayBuffer,
+        replay_buffer_kwargs={"handle_timeout_termination": handles},
+    )
+    model.learn(200)
+    for part in model.replay_buffer.parts:
+        dones, timeouts = part.dones[: part.size()], part.timeouts[: part.size()]
+        assert dones.any()
+        assert bool(timeouts.any()) == handles
 
 
 class KillAllShards(BaseCallback):
@@ -250,8 +281,10 @@ def test_learning_again_with_optimize_memory_usage_and_collectors(where: dict[st
     model.replay_buffer.check()
 
 
-def test_samples_per_insert() -> None:
-    model = make(collectors={"samples_per_insert": 16}, train_freq=4, batch_size=8)
+@pytest.mark.parametrize("gradient_steps", [1, 3, -1])
+def test_samples_per_insert(gradient_steps: int) -> None:
+    options = {"train_freq": 4, "batch_size": 8, "gradient_steps": gradient_steps}
+    model = make(collectors={"samples_per_insert": 16}, **options)
     model.learn(400)
     assert model._n_updates * 8 / (400 - 50) == pytest.approx(16, rel=0.1)
 
@@ -351,6 +384,7 @@ def test_without_collectors_it_is_the_algorithm_itself() -> None:
         ({"collectors": {"ahead": 1.5}}, ConfigurationError, "ahead of collectors must be .* not 1.5"),
         ({"collectors": {"samples_per_insert": -1}}, ConfigurationError, "samples_per_insert"),
         ({"env": gym.make("CartPole-v1")}, ConfigurationError, "make_env"),
+        ({"collectors": {"samples_per_insert": float("inf")}}, ConfigurationError, "samples_per_insert"),
         ({"replay_buffer_class": CompressedReplayBuffer}, ConfigurationError, "ShardedReplayBuffer"),
         (
             {
@@ -374,8 +408,10 @@ def test_numbers_of_collectors_may_be_those_of_numpy() -> None:
     assert {type(model.collectors[name]) for name in ("n", "envs")} == {int}
 
 
-def test_episodes_as_train_freq_and_other_algorithms_are_errors() -> None:
+def test_what_collectors_do_not_support_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match="in steps"):
         make(train_freq=(1, "episode")).learn(10)
+    with pytest.raises(ConfigurationError, match="make_env returned a VecNormalize"):
+        make(collectors={"make_env": lambda: VecNormalize(make_vec_env("CartPole-v1", 2))}).learn(10)
     with pytest.raises(ConfigurationError, match="off-policy"):
         distributed(ARS)

@@ -177,7 +177,7 @@ def test_only_the_newest_step_can_be_marked_as_done() -> None:
         buffer.dones[3] = True
     with pytest.raises(IndexError, match="False"):
         buffer.dones[newest] = False
-    buffer.dones[newest] = True
+    buffer.dones[newest - buffer.buffer_size] = True
     assert all((part.dones[part.pos - 1] + part.timeouts[part.pos - 1] > 0).all() for part in buffer.parts)
 
 

@@ -194,7 +194,7 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="pixel"):
         rl.ReplayBuffer(storage=CompressedStorage(10, keys=["pixel"])).extend(Game().steps(2))
     stacked = lazy_stack([TensorDict(pixels=th.zeros(20, 20 + i, dtype=th.uint8)) for i in range(2)])
-    with pytest.raises(ConfigurationError, match="pixels.*LazyStackedTensorDict"):
+    with pytest.raises(ConfigurationError, match=r"pixels.*LazyStackedTensorDict"):
         rl.ReplayBuffer(storage=CompressedStorage(10, keys=["pixels"])).add(stacked)
     assert rl.ReplayBuffer(storage=CompressedStorage(10)).add(stacked) == 0
     ours, _, _ = filled()

@@ -344,8 +344,9 @@ class _NewestDones:
         self._buffer = buffer
 
     def __setitem__(self, slot: int, value: bool) -> None:
-        newest = (self._buffer.pos - 1) % self._buffer.buffer_size
-        if slot != newest or not value:
+        size = self._buffer.buffer_size
+        newest = (self._buffer.pos - 1) % size
+        if slot % size != newest or not value:
             raise IndexError(
                 f"dones[{slot!r}] = {value!r} is not possible: only the newest step, dones[{newest}], can be marked as "
                 "done. Other steps are in the parts."

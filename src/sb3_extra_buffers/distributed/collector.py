@@ -72,6 +72,11 @@ class Collector:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they are about training, which a collector does not do
             self.model = plan.algorithm(env=env, **arguments)
+        if self.model._vec_normalize_env is not None and not isinstance(self.model, OnPolicyAlgorithm):
+            raise ConfigurationError(
+                "make_env returned a VecNormalize, whose statistics the learner does not have: it would train on "
+                "observations and rewards that are not normalized. Normalize them in a wrapper of single environments."
+            )
         self.version = -1
         self._recorder = _EpisodeRecorder()
         _, self._callback = self.model._setup_learn(1, self._recorder)

@@ -187,6 +187,8 @@ class Intake:
 
     def _ingest(self, reply: Reply) -> None:
         collector, statistics = reply.collector, self.statistics
+        if not self._requested[collector]:
+            return  # from a collector that was replaced after an earlier one of these replies
         self._requested[collector] -= 1
         part = self.buffer.parts[collector]
         if reply.segment is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from typing import Any
 
 from gymnasium import spaces
@@ -12,6 +13,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import RolloutReturn, TrainFreq, TrainFrequencyUnit
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_extra_buffers.compressed.nstep_buffer import CompressedDictNStepReplayBuffer, CompressedNStepReplayBuffer
 from sb3_extra_buffers.compressed.prioritized_buffer import (
     CompressedDictPrioritizedReplayBuffer,
     CompressedPrioritizedReplayBuffer,
@@ -38,8 +40,10 @@ class OffPolicyLearner(Learner, OffPolicyAlgorithm):
 
     def _setup_model(self) -> None:
         if self.collectors is not None:
+            self.replay_buffer_kwargs = dict(self.replay_buffer_kwargs)
             if self.replay_buffer_class is None:
                 self.replay_buffer_class = ShardedReplayBuffer
+                self._set_n_steps()
             if not issubclass(self.replay_buffer_class, ShardedReplayBuffer):
                 raise ConfigurationError(
                     "Collectors need replay_buffer_class=ShardedReplayBuffer, not "
@@ -47,12 +51,25 @@ class OffPolicyLearner(Learner, OffPolicyAlgorithm):
                 )
             self._refuse_normalization()
             self.n_envs = self.collectors["envs"]
-            self.replay_buffer_kwargs = {**self.replay_buffer_kwargs, "parts": self.collectors["n"]}
+            self.replay_buffer_kwargs["parts"] = self.collectors["n"]
             if isinstance(self, PrioritizedDQN) and "buffer_class" not in self.replay_buffer_kwargs:
                 self.replay_buffer_kwargs["buffer_class"] = self._prioritized_class()
             if self.replay_buffer_kwargs.get("placement") == "shards":
                 self.replay_buffer_kwargs.setdefault("ray", self.ray)
-        super()._setup_model()
+        with warnings.catch_warnings():
+            if self.replay_buffer_kwargs.get("n_steps", 1) == getattr(self, "n_steps", 1):
+                # SB3 warns that a custom buffer does not get n_steps. This one has got it.
+                warnings.filterwarnings("ignore", message="`n_steps=")
+            super()._setup_model()
+
+    def _set_n_steps(self) -> None:
+        """Like SB3, use the ``n_steps`` of the algorithm for the default buffer."""
+        n_steps = getattr(self, "n_steps", 1)  # SB3 2.7 has no such argument
+        if n_steps > 1 and not isinstance(self, PrioritizedDQN):  # which does that itself
+            is_dict = isinstance(self.observation_space, spaces.Dict)
+            part_class = CompressedDictNStepReplayBuffer if is_dict else CompressedNStepReplayBuffer
+            options = {"buffer_class": part_class, "n_steps": n_steps, "gamma": self.gamma}
+            self.replay_buffer_kwargs = {**options, **self.replay_buffer_kwargs}
 
     def _prioritized_class(self) -> type[CompressedPrioritizedReplayBuffer]:
         is_dict = isinstance(self.observation_space, spaces.Dict)
@@ -62,11 +79,11 @@ class OffPolicyLearner(Learner, OffPolicyAlgorithm):
         """The arguments of the collectors' algorithms that override those of the learner."""
         assert self.collectors is not None
         options = self.replay_buffer_kwargs
-        names: tuple[str, ...] = ()
+        names: tuple[str, ...] = ("handle_timeout_termination",)
         buffer_class = default_part_class(self.observation_space)  # enough to collect steps and to export them
         if issubclass(options.get("buffer_class", ReplayBuffer), CompressedPrioritizedReplayBuffer):
             buffer_class = self._prioritized_class()
-            names = ("alpha", "epsilon", "n_steps", "gamma")  # for the initial priorities of transitions
+            names += ("alpha", "epsilon", "n_steps", "gamma")  # for the initial priorities of transitions
         given = {name: options[name] for name in names if name in options}
         return {
             "buffer_size": 2 * self.collectors["segment_steps"] * self.collectors["envs"],
@@ -117,7 +134,8 @@ class OffPolicyLearner(Learner, OffPolicyAlgorithm):
                 if log_interval is not None and self._episode_num % log_interval == 0:
                     self.dump_logs()
         callback.on_rollout_end()
-        return RolloutReturn(n_steps * self.n_envs, n_episodes, continue_training=True)
+        # With gradient_steps=-1, SB3 makes as many gradient steps as these.
+        return RolloutReturn(train_freq.frequency * self.n_envs, n_episodes, continue_training=True)
 
     def train(self, gradient_steps: int, *args: Any, **kwargs: Any) -> None:
         """Train as the algorithm does, unless the buffer is empty because shards have died."""
