@@ -236,6 +236,23 @@ def test_ctrl_c_while_a_shard_is_started_again(on_disk: bool, tmp_path: Path) ->
     assert n_interrupted > 20
 
 
+@pytest.mark.usefixtures("_with_ctrl_c")
+def test_ctrl_c_does_not_reach_the_work_of_shards() -> None:
+    """They work while the learner waits, and would not notice Ctrl-C in processes of their own."""
+    n_interrupted = 0
+    for line in range(3, 900, 19):
+        buffer = make(size=2000, parts=2, **REMOTE, shards=2, buffer_class=CompressedPrioritizedReplayBuffer)
+        segments = [collector(number) for number in range(2)]
+        for number in range(4):
+            buffer.ingest_segment(segments[number % 2](), part=number % 2)
+        n_interrupted += interrupted(partial(buffer.sample, 8), line, delayed=True)
+        states = [state for states in buffer._shards.ask_all("states") for state in states]
+        assert states == [(part.pos, part.full) for part in buffer.parts] == [(40, False)] * 2
+        assert set(np.unique(buffer.sample(64).rewards)) <= {0, 1}
+        buffer.check()
+    assert n_interrupted > 30
+
+
 def test_steps_are_kept_if_their_shard_has_died_before_they_were_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_calls, "_MAX_UNCONFIRMED", 1)
     buffer = make(size=2000, parts=1, **REMOTE, shards=1, on_loss="raise", compression_method="delta")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from sb3_extra_buffers.compressed import (
 )
 from sb3_extra_buffers.distributed import ShardedReplayBuffer
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
+from tests.compressed.test_interrupted import interrupted
 from tests.histories import worlds
 from tests.transitions import assert_same
 
@@ -135,6 +137,20 @@ def test_batches_stay_as_they_are_when_others_are_sampled() -> None:
     for _ in range(10):
         buffer.sample(64)
     assert_same((first.observations, first.next_observations), kept)
+
+
+def test_a_batch_can_be_sampled_after_ctrl_c_in_the_one_before() -> None:
+    n_interrupted = 0
+    for line in range(1, 130):
+        buffer = filled((5, 7), space=DICT)
+        if line % 2:
+            buffer.sample(8)
+        n_interrupted += interrupted(partial(buffer.sample, 16), line)
+        for n in (8, 16):
+            rewards = buffer.sample(n).rewards
+            assert rewards.shape == (n, 1)
+            assert set(rewards.reshape(-1).tolist()) <= set(range(12 * N_ENVS))
+    assert n_interrupted > 60
 
 
 def test_parts_without_transitions_are_left_out() -> None:

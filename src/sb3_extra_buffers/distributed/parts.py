@@ -86,6 +86,16 @@ def numbers_and_places(parts: Sequence[Any], indices: Indices) -> tuple[Indices,
     return numbers, places
 
 
+class _Layout(NamedTuple):
+    """Where the observations of a batch are in its memory."""
+
+    n: int
+    """The size of the batch."""
+    arrays: list[tuple[str, tuple[int, ...], np.dtype[Any], tuple[int, int]]]
+    """For each key: shape, dtype, and where observations and next observations start."""
+    n_bytes: int
+
+
 class Parts:
     """Buffers of the same class, spaces and size. They share a lock, batch memory, and an array of priorities."""
 
@@ -103,8 +113,8 @@ class Parts:
         is_n_step = isinstance(first, CompressedNStepReplayBuffer) and (first.n_steps > 1 or not self.is_prioritized)
         self._n_steps = first.n_steps if is_n_step else None
         self.stores = {key: JoinedStores([buffer._stores[key] for buffer in buffers]) for key in first._stores}
-        self._n = -1
-        """The size of the last batch, which ``_layout`` and ``_n_bytes`` describe."""
+        self._layout = _Layout(-1, [], 0)
+        """That of the last batch."""
         self._joined: dict[tuple[str, ...], tuple[list[Any], JoinedArrays]] = {}
         """For each tuple of field names: functions that get these fields of a part, and the joined fields."""
         if self.is_prioritized:
@@ -122,26 +132,26 @@ class Parts:
 
     def memory_for(self, n: int) -> Lease:
         """Memory for the observations and next observations of ``n`` transitions."""
-        self._lay_out(n)
-        return self.outputs.lend(self._n_bytes, self.outputs.device)
+        return self.outputs.lend(self._layout_of(n).n_bytes, self.outputs.device)
 
     def batch_in(self, memory: Bytes, n: int) -> dict[str, list[npt.NDArray[Any]]]:
         """For each key, arrays in ``memory`` for the observations and the next observations."""
-        self._lay_out(n)
         return {
             key: [np.ndarray(shape, dtype, memory, start) for start in starts]
-            for key, shape, dtype, starts in self._layout
+            for key, shape, dtype, starts in self._layout_of(n).arrays
         }
 
-    def _lay_out(self, n: int) -> None:
-        """Decide where the arrays of each key start in the memory for ``n`` transitions."""
-        if n != self._n:
-            self._n, self._layout, self._n_bytes = n, [], 0
+    def _layout_of(self, n: int) -> _Layout:
+        """Where the arrays of each key start in the memory for ``n`` transitions."""
+        layout = self._layout
+        if n != layout.n:
+            arrays, n_bytes = [], 0
             for key, store in self.first._stores.items():
                 size = -(-n * math.prod(store.shape) * store.stored_dtype.itemsize // ALIGNMENT) * ALIGNMENT
-                starts = self._n_bytes, self._n_bytes + size
-                self._layout.append((key, (n, *store.shape), store.stored_dtype, starts))
-                self._n_bytes += 2 * size
+                arrays.append((key, (n, *store.shape), store.stored_dtype, (n_bytes, n_bytes + size)))
+                n_bytes += 2 * size
+            layout = self._layout = _Layout(n, arrays, n_bytes)  # at once, so that Ctrl-C leaves no half of it
+        return layout
 
     def read_fields(self, places: Places) -> tuple[Fields, Wanted]:
         """Read all fields except observations, and find the columns and slots of the observations."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from sb3_extra_buffers.distributed.shard import Drawn, Shard, ShardPlan
 from sb3_extra_buffers.errors import ExtraBuffersError, WorkerError
+from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.storage.outputs import Lease
 
 
@@ -124,7 +125,8 @@ class LocalShards(ShardTransport):
         while not future.done():
             if not self._waiting[number]:
                 raise ShardDied("it was killed")
-            self._work(number)
+            with uninterrupted():  # a shard in a process of its own would not notice Ctrl-C either
+                self._work(number)
         return future.result()
 
     def _work(self, number: int) -> None:

@@ -79,7 +79,8 @@ class JoinedArrays:
 
     def _describe(self, arrays: list[npt.NDArray[Any]], n: int) -> None:
         """Look up the addresses of the arrays, and lay out the memory for ``n`` rows of each field."""
-        self._arrays, self._n, self._outs, self._n_bytes = arrays, n, [], 0
+        self._n = -1  # until all of this is right: after Ctrl-C, the next call starts again
+        self._outs, self._n_bytes = [], 0
         addresses = np.array([array.ctypes.data for array in arrays], dtype=np.int64)
         self._addresses = addresses.reshape(len(self._widths), -1)
         dtypes = [array.dtype for array in arrays[:: self._addresses.shape[1]]]
@@ -88,6 +89,7 @@ class JoinedArrays:
         for width, dtype, size in zip(self._widths, dtypes, sizes, strict=True):
             self._outs.append(((n, width), dtype, self._n_bytes))
             self._n_bytes += -(-n * size // ALIGNMENT) * ALIGNMENT
+        self._arrays, self._n = arrays, n
 
 
 class JoinedStores:
@@ -136,14 +138,14 @@ class JoinedStores:
         arrays = [*map(_ROWS, stores), *map(_NEXT_ROWS, stores)]
         if len(arrays) != len(self._plain_arrays) or any(map(is_not, arrays, self._plain_arrays)):
             addresses = np.array([array.ctypes.data for array in arrays], dtype=np.int64)
-            self._plain_arrays, self._plain_addresses = arrays, addresses.reshape(2, -1)
+            self._plain_addresses, self._plain_arrays = addresses.reshape(2, -1), arrays
         n_envs, newest = first.n_envs, [*map(_NEWEST, stores), *map(_TURN, stores)]
         if newest != self._newest:
             slots_and_rows = [
                 [-1 if store._newest is None else store._newest for store in stores],
                 [first._blocks_start + store._turn * n_envs for store in stores],
             ]
-            self._newest, self._newest_table = newest, np.array(slots_and_rows, dtype=np.int64)
+            self._newest_table, self._newest = np.array(slots_and_rows, dtype=np.int64), newest
         (_, slots), (next_column, next_slots) = wanted
         width = math.prod(first.shape)
         rows, next_rows = (out.reshape(len(out), width).view(np.uint8) for out in outs)

@@ -30,6 +30,8 @@ class Address(NamedTuple):
 class SharedMemory:
     """Memory of this process. Others can attach it until it is closed. It can still be used after that."""
 
+    _file = -1
+
     def __init__(self, size: int) -> None:
         name = f"{_PREFIX}{uuid.uuid4().hex}"
         self._file = os.memfd_create(name)
