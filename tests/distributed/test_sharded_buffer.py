@@ -186,6 +186,17 @@ def test_a_copy_is_sampled_like_the_original(how: str, tmp_path: Any) -> None:
     other.check()
 
 
+def test_closing_a_buffer_on_disk_unlocks_its_folder(tmp_path: Any) -> None:
+    buffer = make(storage="mmap", path=tmp_path)
+    for step in steps(20):
+        buffer.add(*step)
+    buffer.close()
+    again = make(storage="mmap", path=tmp_path)
+    assert again.sample(8).rewards.shape == (8, 1)
+    assert again.size() == 20
+    again.close()
+
+
 def test_only_the_newest_step_can_be_marked_as_done() -> None:
     buffer = filled((5, 7))
     newest = buffer.pos - 1

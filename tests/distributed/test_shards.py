@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -245,6 +246,17 @@ def test_batches_are_requested_ahead() -> None:
         assert 0 < len(buffer._shards._queue) <= 4
     assert buffer.sample(16).rewards.shape == (16, 1)  # another size: what was requested is of no use
     assert {request.n for request in buffer._shards._queue} == {16}
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    first = make(**REMOTE, shards=2, path=tmp_path)
+    for problem, parts in (("in use by another buffer", 2), ("other arguments: buffer_size", 3)):
+        buffer = make(**REMOTE, shards=2, parts=parts, path=tmp_path)
+        for step in steps(40):
+            buffer.add(*step)
+        with pytest.raises(ConfigurationError, match=problem):
+            buffer.sample(8)
+        first.close()
 
 
 def test_an_empty_buffer_and_wrong_segments() -> None:

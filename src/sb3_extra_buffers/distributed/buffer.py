@@ -240,8 +240,11 @@ class ShardedReplayBuffer(ReplayBuffer):
             part.check()
 
     def close(self) -> None:
-        """Stop the shards. Shards on disk flush first."""
-        if self._shards is not None and not self._shards.is_closed:
+        """Stop the shards. Parts on disk are flushed first."""
+        if self._shards is None:
+            for part in self.parts:
+                part.close()
+        elif not self._shards.is_closed:
             self._shards.close()
 
     @property

@@ -180,6 +180,13 @@ class Shards(ShardCalls):
     # Batches
 
     def sample(self, batch_size: int, env: VecNormalize | None) -> Any:
+        try:
+            return self._sample(batch_size, env)
+        except EmptyBufferError:
+            self.ask_all("check_folders")  # if one cannot be used, that is the reason
+            raise
+
+    def _sample(self, batch_size: int, env: VecNormalize | None) -> Any:
         self.send_added()
         if self._unknown:
             self.refresh()

@@ -182,6 +182,11 @@ class Shard:
         current = generations == self._generations(numbers, places // self._parts.first.n_envs)
         self._parts.set_priorities(numbers[current], places[current], priorities[current], max_priority)
 
+    def check_folders(self) -> None:
+        """Raise an error if a part is on disk in a folder that cannot be used, maybe because another buffer uses it."""
+        for part in self._buffers:
+            part._check_folder()
+
     def check(self) -> None:
         for part in self._buffers:
             part.check()
