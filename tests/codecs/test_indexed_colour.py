@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sb3_extra_buffers.codecs import indexed_colour
+from sb3_extra_buffers.codecs.availability import has_numba
 from sb3_extra_buffers.codecs.base import Codec, FrameSpec
 from sb3_extra_buffers.codecs.indexed_colour import to_indices_numpy
 from sb3_extra_buffers.codecs.registry import create_codec
@@ -14,6 +16,7 @@ from tests.codecs.helpers import store
 from tests.methods import installed
 
 PIXELS = 120
+needs_numba = pytest.mark.skipif(not has_numba(), reason="needs numba")
 
 
 def round_trip(codec: Codec, records: np.ndarray) -> np.ndarray:
@@ -60,20 +63,35 @@ def test_a_pixel_takes_one_byte_instead_of_three() -> None:
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_compiled_and_plain_form_agree_on_the_pixels(channels_last: bool) -> None:
+def test_compiled_and_numpy_form_have_the_same_palette_and_indices(channels_last: bool) -> None:
     pytest.importorskip("numba")
     kernels = load_kernels("sb3_extra_buffers.codecs.indexed_kernels")
-    records = frames(np.random.default_rng(3), 9, 300, channels_last)
+    rng, group = np.random.default_rng(3), 2
+    # With a few new colours, and with more than are left, by turns.
+    records = np.concatenate([frames(rng, group, n, channels_last) for n in (60, 5000, 60, 5000, 90, 400, 40, 80)])
+    records = records.reshape(-1, group * 3 * PIXELS)
     results = []
     for to_indices in (kernels.to_indices, to_indices_numpy):
         palette, count = np.zeros((256, 3), dtype=np.uint8), np.zeros(1, dtype=np.int64)
-        indices, indexed = np.zeros((9, PIXELS), dtype=np.uint8), np.zeros(9, dtype=np.bool_)
+        indices, indexed = np.zeros((len(records), group * PIXELS), dtype=np.uint8), np.zeros(len(records), np.bool_)
         keys, values = np.zeros(1024, dtype=np.uint32), np.zeros(1024, dtype=np.uint8)
-        to_indices(records, 1, channels_last, keys, values, palette, count, indices, indexed)
-        results.append(palette[indices[indexed]])
-        # Both take what fits, but a record that turns out not to fit may leave colours behind in the compiled form.
-        assert indexed[:2].all()
-    np.testing.assert_array_equal(results[0][:2], results[1][:2])
+        to_indices(records, group, channels_last, keys, values, palette, count, indices, indexed)
+        results.append((indexed, count, palette[: count[0]], indices[indexed]))
+    assert results[0][0].tolist() == [True, False, True, False, True, False, True, False]
+    for compiled, numpy in zip(*results, strict=True):
+        np.testing.assert_array_equal(compiled, numpy)
+
+
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=needs_numba), False])
+def test_a_noisy_frame_leaves_the_palette_to_others(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not compiled:
+        monkeypatch.setattr(indexed_colour, "load_kernels", lambda module: None)
+    rng = np.random.default_rng(5)
+    codec = create_codec("gzip/1", FrameSpec(3 * 600, np.dtype(np.uint8), 3, True), indexed_colour=True)
+    noise, flat = rng.integers(0, 256, (1, 1800), dtype=np.uint8), np.zeros((1, 1800), dtype=np.uint8)
+    assert codec.encode(noise, np.zeros(1, dtype=np.int64)).lengths.tolist() == [1800]
+    assert codec.encode(flat, np.zeros(1, dtype=np.int64)).lengths[0] < 100
+    np.testing.assert_array_equal(round_trip(codec, np.concatenate([noise, flat])), np.concatenate([noise, flat]))
 
 
 def test_only_rgb_images_can_be_indexed() -> None:

@@ -2,7 +2,7 @@
 
 Retro games and Doom draw with at most 256 colours. As indices into a palette, frames are a third as large before the
 codec encodes them, and smaller afterwards, too. New colours are added to the palette, and none is ever removed, so all
-records share it. When the palette is full, a record with a new colour is stored raw.
+records share it. A record whose new colours do not all fit into the palette is stored raw, and adds none.
 """
 
 from __future__ import annotations
@@ -133,11 +133,10 @@ class IndexedColourCodec(Codec):
 
     def _add_colours(self, colours: Bytes) -> None:
         """Append colours to the palette."""
-        # Encoding a pixel adds its colour to the palette and to the hash table. They are encoded one by one, because
-        # without numba, the colours of an image are added in sorted order.
-        for colour in colours.reshape(-1, 3):
-            indices, indexed = np.zeros((1, 1), dtype=np.uint8), np.zeros(1, dtype=np.bool_)
-            self._to_indices(colour.reshape(1, -1), 1, True, indices, indexed)
+        # Encoding an image of these colours adds them to the palette and to the hash table.
+        indices, indexed = np.zeros((1, len(colours)), dtype=np.uint8), np.zeros(1, dtype=np.bool_)
+        if len(colours):
+            self._to_indices(colours.reshape(1, -1), 1, True, indices, indexed)
 
     def _to_indices(
         self, records: Bytes, group: int, channels_last: bool, indices: Bytes, indexed: npt.NDArray[np.bool_]
@@ -166,16 +165,14 @@ def to_indices_numpy(
         pixels = record.reshape(shape)
         if not channels_last:
             pixels = pixels.swapaxes(1, 2)
-        colours, places = np.unique(pixels.reshape(-1, 3), axis=0, return_inverse=True)
-        count = int(n_colours[0])
-        known = {tuple(colour): i for i, colour in enumerate(palette[:count].tolist())}
-        new = [colour for colour in map(tuple, colours.tolist()) if colour not in known]
-        indexed[row] = count + len(new) <= MOST_COLOURS
+        colours, firsts, places = np.unique(pixels.reshape(-1, 3), axis=0, return_index=True, return_inverse=True)
+        known = {tuple(colour): i for i, colour in enumerate(palette[: n_colours[0]].tolist())}
+        for colour in colours[np.argsort(firsts)].tolist():  # new colours are numbered in order of appearance
+            known.setdefault(tuple(colour), len(known))
+        indexed[row] = len(known) <= MOST_COLOURS
         if indexed[row]:
-            for colour in new:
-                known[colour] = len(known)
-                palette[known[colour]] = colour
             n_colours[0] = len(known)
+            palette[: len(known)] = list(known)
             numbers = np.array([known[tuple(colour)] for colour in colours.tolist()], dtype=np.uint8)
             indices[row] = numbers[places.reshape(-1)]
 

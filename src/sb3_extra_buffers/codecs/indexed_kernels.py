@@ -10,6 +10,22 @@ from sb3_extra_buffers.codecs.base import Bytes, Indices
 
 
 @njit(nogil=True, cache=True)
+def _key(red: int, green: int, blue: int) -> int:
+    """A colour in the hash table, in which 0 is an empty slot."""
+    return ((np.uint32(red) << 16) | (np.uint32(green) << 8) | np.uint32(blue)) + np.uint32(1)
+
+
+@njit(nogil=True, cache=True)
+def _slot(keys: npt.NDArray[np.uint32], key: int) -> int:
+    """The slot of a colour in the hash table, or the empty slot that it would take."""
+    mask = np.uint32(keys.shape[0] - 1)
+    slot = np.uint32((np.uint32(key) * np.uint32(2654435761)) >> np.uint32(20)) & mask
+    while keys[slot] != key and keys[slot] != 0:
+        slot = np.uint32(slot + 1) & mask
+    return slot
+
+
+@njit(nogil=True, cache=True)
 def to_indices(
     records: Bytes,
     group: int,
@@ -21,23 +37,23 @@ def to_indices(
     indices: Bytes,
     indexed: npt.NDArray[np.bool_],
 ) -> None:
-    """Replace colours by indices, and add new ones to the palette. ``indexed`` is false where the palette was full."""
-    mask = np.uint32(keys.shape[0] - 1)
+    """Replace colours by indices, and add new ones to the palette.
+
+    ``indexed`` is false for records whose new colours do not all fit. They add none.
+    """
     pixels = indices.shape[1] // group
     between, across = (1, 3) if channels_last else (pixels, 1)
     for row in range(records.shape[0]):
-        fits = True
+        fits, n_before = True, n_colours[0]
         last_key, last_value = np.uint32(0), np.uint8(0)
         for frame in range(group):
             at = frame * 3 * pixels
             for pixel in range(pixels):
                 red, green, blue = records[row, at], records[row, at + between], records[row, at + 2 * between]
                 at += across
-                key = ((np.uint32(red) << 16) | (np.uint32(green) << 8) | np.uint32(blue)) + np.uint32(1)
+                key = _key(red, green, blue)
                 if key != last_key:  # neighbouring pixels often have the same colour
-                    slot = np.uint32((np.uint32(key) * np.uint32(2654435761)) >> np.uint32(20)) & mask
-                    while keys[slot] != key and keys[slot] != 0:
-                        slot = np.uint32(slot + 1) & mask
+                    slot = _slot(keys, key)
                     if keys[slot] == 0:
                         count = n_colours[0]
                         if count == palette.shape[0]:
@@ -50,6 +66,10 @@ def to_indices(
                     last_key, last_value = key, values[slot]
                 indices[row, frame * pixels + pixel] = last_value
             if not fits:
+                while n_colours[0] > n_before:  # the last one first, as later slots depend on those filled before
+                    n_colours[0] -= 1
+                    colour = palette[n_colours[0]]
+                    keys[_slot(keys, _key(colour[0], colour[1], colour[2]))] = 0
                 break
         indexed[row] = fits
 
