@@ -119,6 +119,13 @@ def test_records_outside_the_arena_are_corrupt(method: str) -> None:
 
 
 @every_method
+def test_no_records_are_decoded_from_an_empty_arena(method: str) -> None:
+    codec = create_codec(method, FrameSpec(64, np.dtype(np.uint8)))
+    nothing = np.zeros(0, dtype=np.int64)
+    codec.decode(np.zeros(0, dtype=np.uint8), nothing, nothing, nothing, np.zeros((0, codec.record_bytes), np.uint8))
+
+
+@every_method
 @pytest.mark.parametrize("duplicate", [lambda state: pickle.loads(pickle.dumps(state)), copy.deepcopy])
 def test_copies_decode_what_the_original_wrote(method: str, duplicate) -> None:
     frame = FrameSpec(300, np.dtype(np.float32))

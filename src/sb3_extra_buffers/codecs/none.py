@@ -37,9 +37,11 @@ class NoneCodec(Codec):
         return Encoded(records.reshape(-1).copy(), np.full(n, self.record_bytes), np.full(n, NO_REFERENCE))
 
     def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
-        if (lengths != self.record_bytes).any() or (starts < 0).any() or (starts + lengths > len(data)).any():
-            raise CorruptDataError(f"A raw record does not have {self.record_bytes} bytes inside the store.")
-        out[:] = np.lib.stride_tricks.sliding_window_view(data, self.record_bytes)[starts]
+        size = self.record_bytes
+        if (lengths != size).any() or (starts < 0).any() or (starts > len(data) - size).any():
+            raise CorruptDataError(f"A raw record does not have {size} bytes inside the store.")
+        if len(starts):
+            out[:] = np.lib.stride_tricks.sliding_window_view(data, size)[starts]
 
     def state(self) -> State:
         return {"frames_per_record": self.frames_per_record}
