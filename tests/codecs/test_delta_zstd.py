@@ -55,7 +55,7 @@ def decoded(codec: Any, record: Bytes, reference: int) -> Bytes:
 @pytest.mark.usefixtures("small")
 def test_records_keep_their_dictionaries() -> None:
     codec: Any = create_codec("delta-zstd", FRAME, frames_per_record=4)
-    game, kept = Played(codec), []
+    game, kept = Played(codec, seed=1), []
     most_dictionaries = 0
     for step in range(150):
         records = game.records()
@@ -160,3 +160,34 @@ def test_a_codec_without_its_encoder_still_encodes() -> None:
         data, lengths, references = codec.encode(records, lanes)
         for record, row, reference in zip(np.split(data, np.cumsum(lengths)[:-1]), records, references, strict=True):
             assert np.array_equal(decoded(codec, record, int(reference)), row)
+
+
+@pytest.mark.usefixtures("small")
+def test_the_encoder_can_be_freed_when_a_dictionary_is_due() -> None:
+    codec: Any = create_codec("delta-zstd", FRAME, frames_per_record=4)
+    game, lanes = Played(codec), np.arange(N_LANES)
+    while not codec._is_due:
+        codec.encode(game.records(), lanes)
+    codec.free_encoder()
+    records = game.records()
+    data, lengths, references = codec.encode(records, lanes)
+    for record, row, reference in zip(np.split(data, np.cumsum(lengths)[:-1]), records, references, strict=True):
+        assert np.array_equal(decoded(codec, record, int(reference)), row)
+
+
+@pytest.mark.parametrize("n_changed", [100, 3000])
+def test_records_are_in_a_dictionary_or_samples_for_its_tables_but_never_both(
+    n_changed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even where a single record is large enough to make tables of."""
+    made, make = [], libzstd.make_dictionary
+    monkeypatch.setattr(libzstd, "make_dictionary", lambda *given: made.append(given) or make(*given))
+    frame, random = FrameSpec(5000, np.dtype(np.uint8)), np.random.default_rng(0)
+    codec: Any = create_codec("delta-zstd", frame)
+    frames = np.zeros((8, frame.nbytes), dtype=np.uint8)
+    while len(made) < 2:
+        frames[:, random.permutation(frame.nbytes)[:n_changed]] = random.integers(0, 256, (8, n_changed))
+        codec.encode(frames.reshape(1, -1), np.zeros(1, dtype=np.int64))
+    for content, samples in made:
+        assert len(set(samples)) == len(samples)
+        assert not any(sample in content for sample in samples)

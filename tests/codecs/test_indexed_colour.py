@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -92,6 +94,23 @@ def test_a_noisy_frame_leaves_the_palette_to_others(compiled: bool, monkeypatch:
     assert codec.encode(noise, np.zeros(1, dtype=np.int64)).lengths.tolist() == [1800]
     assert codec.encode(flat, np.zeros(1, dtype=np.int64)).lengths[0] < 100
     np.testing.assert_array_equal(round_trip(codec, np.concatenate([noise, flat])), np.concatenate([noise, flat]))
+
+
+@pytest.mark.parametrize("method", installed("none", "bitpack", "delta-zstd", "zstd-dict/3"))
+def test_the_store_is_told_what_the_inner_codec_would_tell_it(method: str) -> None:
+    codec: Any = create_codec(method, FrameSpec(3 * PIXELS, np.dtype(np.uint8), 3), indexed_colour=True)
+    assert codec.encodes_together == codec.inner.encodes_together
+    assert codec.min_encoded_size == codec.inner.min_encoded_size
+
+
+@pytest.mark.parametrize("method", installed("delta-zstd", "zstd-dict/3"))
+def test_the_encoder_of_the_inner_codec_is_freed(method: str) -> None:
+    codec = create_codec(method, FrameSpec(3 * PIXELS, np.dtype(np.uint8), 3), indexed_colour=True)
+    records = frames(np.random.default_rng(6), 20 * codec.frames_per_record, 200, False).reshape(20, -1)
+    codec.encode(records, np.zeros(20, dtype=np.int64))
+    before = codec.reference_bytes
+    codec.free_encoder()
+    assert codec.reference_bytes < before - 1000
 
 
 def test_only_rgb_images_can_be_indexed() -> None:

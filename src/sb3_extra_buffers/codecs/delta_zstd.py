@@ -18,6 +18,7 @@ from sb3_extra_buffers.codecs import libzstd
 from sb3_extra_buffers.codecs.availability import require
 from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Codec, Encoded, FrameSpec, Indices
 from sb3_extra_buffers.codecs.delta import DeltaCodec
+from sb3_extra_buffers.codecs.dictionaries import CompressedSizes, DictionaryTable
 from sb3_extra_buffers.codecs.libzstd import Dictionary
 from sb3_extra_buffers.errors import CorruptDataError
 from sb3_extra_buffers.state import SavedState, State
@@ -57,19 +58,14 @@ class DeltaZstdCodec(DeltaCodec):
         self._no_dictionary = self._dictionary = Dictionary(b"")
         # A dictionary that is prepared for compression takes many times its size, so only the one in use is prepared.
         self._plain_compressor = self._compressor = self._new_compressor(b"")
-        # By reference number: the dictionary, and its address for kernels.
-        self._dictionaries: dict[int, Dictionary] = {}
-        self._addresses = np.zeros(1, dtype=np.int64)
+        self._dictionaries = DictionaryTable()
+        self._sizes = CompressedSizes(_BASELINE_RECORDS)
         # For the next dictionary: records that may go into it, their size, and how many records there have been.
         self._recent: deque[bytes] = deque()
         self._recent_bytes = 0
         self._seen = 0
         self._n_made = 0
         self._is_due = False
-        # For the dictionary in use: the number of its first records, their bytes before and after compression, and how
-        # many bytes later records take in excess of that ratio.
-        self._records = self._bytes_before = self._bytes_after = 0
-        self._excess = 0.0
 
     @property
     def min_encoded_size(self) -> int:
@@ -82,10 +78,10 @@ class DeltaZstdCodec(DeltaCodec):
 
     @property
     def dictionary_addresses(self) -> Indices:
-        return self._addresses
+        return self._dictionaries.addresses
 
     def encode(self, records: Bytes, lanes: Indices) -> Encoded:
-        if self._is_due:
+        if self._is_due and len(self._recent) > 1:
             self._renew_dictionary()
         data, lengths, references = super().encode(records, lanes)
         packed, at, view = [], 0, data.data
@@ -98,12 +94,16 @@ class DeltaZstdCodec(DeltaCodec):
             packed.append(record if len(record) < self.record_bytes else records[row].tobytes())
             self._collect(steps)
         packed_lengths = np.fromiter(map(len, packed), dtype=np.int64, count=len(packed))
-        self._track_sizes(len(packed), int(lengths.sum()), int(packed_lengths.sum()))
+        if self._dictionary.content:
+            self._sizes.add(len(packed), int(lengths.sum()), int(packed_lengths.sum()))
+            if self._sizes.excess > self._renewal_threshold and self._recent_bytes > _FIRST_BYTES:
+                self._is_due = True
         return Encoded(np.frombuffer(b"".join(packed), dtype=np.uint8), packed_lengths, references)
 
     def free_encoder(self) -> None:
         # Any dictionary can decompress what is compressed without one.
         self._compressor = self._plain_compressor
+        self._is_due = False
         self._recent.clear()
         self._recent_bytes = 0
 
@@ -148,7 +148,7 @@ class DeltaZstdCodec(DeltaCodec):
     def count_uses(self, references: Indices) -> bool:
         if not super().count_uses(references):
             return False
-        self._forget(self._uses.unused())
+        self._dictionaries.forget(self._uses.unused())
         return True
 
     def check(self, references: Indices) -> None:
@@ -156,7 +156,7 @@ class DeltaZstdCodec(DeltaCodec):
         used = np.unique(np.append(references, self._current))
         for number in used[used != NO_REFERENCE].tolist():
             dictionary = self._dictionaries.get(number)
-            if dictionary is None or dictionary.address != self._addresses[number]:
+            if dictionary is None or dictionary.address != self._dictionaries.addresses[number]:
                 raise CorruptDataError(f"The dictionary of reference {number} is not the one in use, or missing.")
 
     def reference_content(self, reference: int) -> Bytes:
@@ -170,7 +170,7 @@ class DeltaZstdCodec(DeltaCodec):
         if not dictionary.is_valid:
             raise CorruptDataError(f"A dictionary of {len(own)} bytes is not one of Zstandard.")
         number = super().import_reference(frame)
-        self._set_dictionary(number, dictionary)
+        self._dictionaries[number] = dictionary
         return number
 
     def state(self) -> State:
@@ -214,29 +214,21 @@ class DeltaZstdCodec(DeltaCodec):
         self._compressor, self._dictionary = self._new_compressor(used[0].content), used[0]
         for reference, number in enumerate(numbers.tolist()):
             if reference != NO_REFERENCE:
-                self._set_dictionary(reference, used[number])
+                self._dictionaries[reference] = used[number]
 
     def _new_reference(self, frame: Bytes) -> int:
         number = super()._new_reference(frame)
-        self._set_dictionary(number, self._dictionary)
+        self._dictionaries[number] = self._dictionary
         return number
 
-    def _set_dictionary(self, reference: int, dictionary: Dictionary) -> None:
-        if reference >= len(self._addresses):
-            more = np.zeros(max(len(self._frames), reference + 1) - len(self._addresses), dtype=np.int64)
-            self._addresses = np.append(self._addresses, more)
-        self._dictionaries[reference] = dictionary
-        self._addresses[reference] = dictionary.address
-
     def _forget(self, references: Indices) -> None:
-        for reference in references.tolist():
-            self._dictionaries.pop(reference, None)
+        self._dictionaries.forget(references)
 
     def _collect(self, steps: memoryview) -> None:
         """Keep a record for the next dictionary, unless none is planned and compression is as good as ever."""
         is_planned = self._n_made < len(_SAMPLING_INTERVALS)
         self._seen += 1
-        if not is_planned and 2 * self._excess < self._renewal_threshold:
+        if not is_planned and 2 * self._sizes.excess < self._renewal_threshold:
             self._recent.clear()
             self._recent_bytes = 0
             return
@@ -246,11 +238,12 @@ class DeltaZstdCodec(DeltaCodec):
         self._recent_bytes += len(steps)
         if is_planned and self._recent_bytes >= _SAMPLE_BYTES + (_DICTIONARY_BYTES if self._n_made else _FIRST_BYTES):
             self._is_due = True
-        while self._recent_bytes - len(self._recent[0]) > _SAMPLE_BYTES + _DICTIONARY_BYTES:
+        # At least two remain: one for the dictionary, and another one for its entropy tables.
+        while len(self._recent) > 2 and self._recent_bytes - len(self._recent[0]) > _SAMPLE_BYTES + _DICTIONARY_BYTES:
             self._recent_bytes -= len(self._recent.popleft())
 
     def _renew_dictionary(self) -> None:
-        records, samples = list(self._recent), [self._recent[-1]]
+        records, samples = list(self._recent), list[bytes]()
         while len(records) > 1 and sum(map(len, samples)) < _SAMPLE_BYTES:
             samples.append(records.pop())
         self._compressor = self._plain_compressor  # frees memory, which making a dictionary needs
@@ -260,20 +253,7 @@ class DeltaZstdCodec(DeltaCodec):
         self._regret[:] = self._worth_a_reference * self.frame.nbytes + 1
         self._is_due = False
         self._n_made += 1
-        self._records = self._bytes_before = self._bytes_after = 0
-        self._excess = 0.0
-
-    def _track_sizes(self, n_records: int, before: int, after: int) -> None:
-        if not self._dictionary.content:
-            return
-        if self._records < _BASELINE_RECORDS:
-            self._records += n_records
-            self._bytes_before += before
-            self._bytes_after += after
-            return
-        self._excess = max(0.0, self._excess + after - before * self._bytes_after / self._bytes_before)
-        if self._excess > self._renewal_threshold and self._recent_bytes > _FIRST_BYTES:
-            self._is_due = True
+        self._sizes = CompressedSizes(_BASELINE_RECORDS)
 
     @property
     def _renewal_threshold(self) -> int:

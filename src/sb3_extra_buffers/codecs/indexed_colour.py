@@ -36,6 +36,7 @@ class IndexedColourCodec(Codec):
         row_bytes = frame.row_bytes // 3 if frame.channels_last else frame.row_bytes
         self.inner = make_inner(FrameSpec(frame.size // 3, np.dtype(np.uint8), row_bytes=row_bytes))
         self.name = self.inner.name  # type: ignore[misc]  # one class, any codec
+        self.encodes_together = self.inner.encodes_together  # type: ignore[misc]
         self.frames_per_record = self.inner.frames_per_record
         self.palette: Bytes = np.zeros((MOST_COLOURS, 3), dtype=np.uint8)
         self.n_colours = np.zeros(1, dtype=np.int64)
@@ -46,6 +47,10 @@ class IndexedColourCodec(Codec):
     @property
     def label(self) -> str:
         return f"{self.inner.label}, indexed colour"
+
+    @property
+    def min_encoded_size(self) -> int:
+        return self.inner.min_encoded_size
 
     @property
     def reference_bytes(self) -> int:
@@ -66,6 +71,9 @@ class IndexedColourCodec(Codec):
             for row, part in zip(rows.tolist(), np.split(inner.data, np.cumsum(inner.lengths)[:-1]), strict=True):
                 parts[row] = part
         return Encoded(np.concatenate(parts), lengths, references)
+
+    def free_encoder(self) -> None:
+        self.inner.free_encoder()
 
     def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
         raw = lengths == self.record_bytes

@@ -12,7 +12,7 @@ frames are very similar.
 
 from __future__ import annotations
 
-import threading
+from collections import deque
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 
 from sb3_extra_buffers.codecs import libzstd
 from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Encoded, FrameSpec, Indices, checked_frames_per_record
+from sb3_extra_buffers.codecs.dictionaries import CompressedSizes, DictionaryTable
 from sb3_extra_buffers.codecs.references import UseCounts
 from sb3_extra_buffers.codecs.zstd import ZstdCodec
 from sb3_extra_buffers.errors import CorruptDataError
@@ -56,9 +57,9 @@ class ZstdDictCodec(ZstdCodec):
         self.frames_per_record = checked_frames_per_record(frames_per_record, 256)
         self._dictionary_frames = max(1, min(_DICTIONARY_FRAMES, _DICTIONARY_BYTES // frame.nbytes))
         self._uses = UseCounts()
-        self._dictionaries: dict[int, bytes] = {}
+        self._dictionaries = DictionaryTable()
         self._current = NO_REFERENCE
-        self._recent: list[bytes] = []
+        self._recent: deque[bytes] = deque(maxlen=self._dictionary_frames)
         self._content = b""
         """The frames of the next dictionary, while records for its entropy tables are collected."""
         self._samples: list[bytes] = []
@@ -66,30 +67,35 @@ class ZstdDictCodec(ZstdCodec):
         self._planned = 2
         """How many dictionaries will still be made in any case: a first one and a better one."""
         self._frames_seen = 0
-        # For the dictionary in use: the number of its first records, their bytes, and how many bytes later records take
-        # in excess of the mean of these.
-        self._records = 0
-        self._bytes = 0
-        self._excess = 0.0
-        # Dictionaries in libzstd's form, which are made on first use, and their addresses.
-        self._for_libzstd: dict[int, libzstd.Dictionary] = {}
-        self._addresses: Indices | None = None
-        self._lock = threading.Lock()
+        self._sizes = CompressedSizes(_BASELINE_RECORDS)
+        self._prepared: tuple[libzstd.Dictionary, Any] | None = None
+        """A dictionary, and a compressor with it. Preparing one takes many times its size, so only one is prepared."""
 
     @property
     def reference_bytes(self) -> int:
-        sizes = {number: len(content) for number, content in self._dictionaries.items()}
-        sizes |= {number: dictionary.nbytes for number, dictionary in self._for_libzstd.items()}
         collected = sum(map(len, self._recent)) + len(self._content) + sum(map(len, self._samples))
-        return sum(sizes.values()) + collected
+        return sum(dictionary.nbytes for dictionary in self._dictionaries.values()) + collected
+
+    @property
+    def dictionary_addresses(self) -> Indices:
+        return self._dictionaries.addresses
 
     def encode(self, records: Bytes, lanes: Indices) -> Encoded:
         self._collect(records)
         data, lengths, _ = super().encode(records, lanes)
         references = np.full(len(records), self._current)
         self._uses.incref(references)
-        self._track_sizes(lengths)
+        if self._current != NO_REFERENCE:
+            self._sizes.add(len(records), records.size, len(data))
+            threshold = _RENEWAL_FACTOR * len(self._dictionaries[self._current].content)
+            if self._sizes.excess > threshold and not self._content:
+                self._begin_dictionary()
         return Encoded(data, lengths, references)
+
+    def free_encoder(self) -> None:
+        self._prepared = None
+        self._content, self._samples = b"", []
+        self._recent.clear()
 
     def _decode_one_by_one(
         self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes
@@ -105,7 +111,7 @@ class ZstdDictCodec(ZstdCodec):
                 out[rows] = part
 
     def release(self, references: Indices) -> None:
-        self._drop(self._uses.decref(references))
+        self._dictionaries.forget(self._uses.decref(references))
 
     def count_uses(self, references: Indices) -> bool:
         used = np.append(references, self._current)
@@ -113,7 +119,7 @@ class ZstdDictCodec(ZstdCodec):
             return False
         self._uses.restart(max(self._dictionaries, default=0) + 1)
         self._uses.incref(used)
-        self._drop(self._uses.unused())
+        self._dictionaries.forget(self._uses.unused())
         return True
 
     def check(self, references: Indices) -> None:
@@ -124,15 +130,14 @@ class ZstdDictCodec(ZstdCodec):
             raise CorruptDataError(f"Dictionaries {sorted(numbers)} are kept, but {sorted(used)} are in use.")
 
     def reference_content(self, reference: int) -> Bytes:
-        return _as_array(self._dictionaries[reference])
+        return _as_array(self._dictionaries[reference].content)
 
     def import_reference(self, content: Bytes) -> int:
         dictionary = libzstd.Dictionary(content.tobytes())
         if not dictionary.is_valid:
             raise CorruptDataError(f"A dictionary of {len(content)} bytes is not one of Zstandard.")
         number = self._uses.new()
-        self._dictionaries[number] = dictionary.content
-        self._addresses = None
+        self._dictionaries[number] = dictionary
         return number
 
     def incref(self, references: Indices) -> None:
@@ -140,7 +145,7 @@ class ZstdDictCodec(ZstdCodec):
 
     def state(self) -> State:
         return {
-            "dictionaries": {str(number): _as_array(content) for number, content in self._dictionaries.items()},
+            "dictionaries": {str(number): _as_array(one.content) for number, one in self._dictionaries.items()},
             "current": self._current,
             "recent": _as_array(b"".join(self._recent)),
             "content": _as_array(self._content),
@@ -148,34 +153,42 @@ class ZstdDictCodec(ZstdCodec):
             "spread": self._spread,
             "planned": self._planned,
             "frames_seen": self._frames_seen,
-            "records": self._records,
-            "bytes": self._bytes,
-            "excess": self._excess,
+            "records": self._sizes.n_records,
+            "bytes": self._sizes.bytes_after,
+            "excess": self._sizes.excess,
         }
 
     def restore(self, state: SavedState) -> None:
         dictionaries = state.part("dictionaries")
-        self._dictionaries = {
-            int(number): dictionaries.array(number, np.uint8, (None,)).tobytes()
-            for number in dictionaries.array_names()
-        }
-        if not all(0 < number < _MOST_DICTIONARIES for number in self._dictionaries):
-            raise state.error("dictionaries", f"have the numbers {sorted(self._dictionaries)}")
-        self._for_libzstd = {number: libzstd.Dictionary(content) for number, content in self._dictionaries.items()}
-        if not all(dictionary.is_valid for dictionary in self._for_libzstd.values()):
+        numbers = {int(name): name for name in dictionaries.array_names()}
+        if not all(0 < number < _MOST_DICTIONARIES for number in numbers):
+            raise state.error("dictionaries", f"have the numbers {sorted(numbers)}")
+        for number, name in numbers.items():
+            self._dictionaries[number] = libzstd.Dictionary(dictionaries.array(name, np.uint8, (None,)).tobytes())
+        if not all(dictionary.is_valid for dictionary in self._dictionaries.values()):
             raise state.error("dictionaries", "are not dictionaries of Zstandard")
         self._current = state.integer("current")
         if self._current not in {NO_REFERENCE, *self._dictionaries}:
             raise state.error("current", f"names dictionary {self._current}, which does not exist")
-        self._recent = _pieces(state, "recent", self.frame.nbytes)
+        self._recent = deque(_pieces(state, "recent", self.frame.nbytes), self._dictionary_frames)
         self._content = state.array("content", np.uint8, (None,)).tobytes()
         self._samples = _pieces(state, "samples", self.record_bytes)
         self._spread = state.integer("spread", 1)
         self._planned = state.integer("planned")
         self._frames_seen = state.integer("frames_seen")
-        self._records = state.integer("records")
-        self._bytes = state.integer("bytes")
-        self._excess = state.number("excess")
+        self._restore_sizes(state.integer("records"), state.integer("bytes"), state.number("excess"))
+
+    def __setstate__(self, attributes: dict[str, Any]) -> None:
+        """Accept pickles of 1.0.0.dev0, so that :meth:`state` can be called."""
+        vars(self).update(attributes)
+        self._dictionaries = DictionaryTable()
+        for number, content in attributes["_dictionaries"].items():
+            self._dictionaries[number] = libzstd.Dictionary(content)
+        self._restore_sizes(attributes["_records"], attributes["_bytes"], attributes["_excess"])
+
+    def _restore_sizes(self, n_records: int, n_bytes: int, excess: float) -> None:
+        before = n_records * self.record_bytes
+        self._sizes = CompressedSizes(_BASELINE_RECORDS, n_records, before, n_bytes, excess)
 
     def _collect(self, records: Bytes) -> None:
         """Collect frames and records for the next dictionary, and make it when there are enough."""
@@ -185,23 +198,12 @@ class ZstdDictCodec(ZstdCodec):
                 self._renew()
         for frame in records.reshape(-1, self.frame.nbytes):
             if self._frames_seen % self._spread == 0:
-                self._recent = [*self._recent[-self._dictionary_frames + 1 :], frame.tobytes()]
-                if self._frames_seen == (self._dictionary_frames - 1) * self._spread and self._planned > 0:
+                self._recent.append(frame.tobytes())
+                if self._planned > 0 and self._frames_seen >= max(1, self._dictionary_frames - 1) * self._spread:
                     self._begin_dictionary()
                     self._planned -= 1
                     self._spread, self._frames_seen = _SAMPLING_INTERVAL, 0
             self._frames_seen += 1
-
-    def _track_sizes(self, lengths: Indices) -> None:
-        if self._current == NO_REFERENCE:
-            return
-        if self._records < _BASELINE_RECORDS:
-            self._records += len(lengths)
-            self._bytes += int(lengths.sum())
-            return
-        self._excess = max(0.0, self._excess + float(lengths.sum()) - len(lengths) * self._bytes / self._records)
-        if self._excess > _RENEWAL_FACTOR * len(self._dictionaries[self._current]) and not self._content:
-            self._begin_dictionary()
 
     def _begin_dictionary(self) -> None:
         # The newest frames come last: Zstandard needs the fewest bits to refer to the end of a dictionary.
@@ -213,67 +215,43 @@ class ZstdDictCodec(ZstdCodec):
         # come at any moment.
         content = libzstd.make_dictionary(self._content, self._samples)
         replaced, number = self._current, self._uses.new()
-        self._dictionaries[number] = content
+        self._dictionaries[number] = libzstd.Dictionary(content)
         self._current = number
         if replaced != NO_REFERENCE:
-            self._drop(self._uses.decref(np.array([replaced])))
+            self._dictionaries.forget(self._uses.decref(np.array([replaced])))
         self._content, self._samples = b"", []
-        self._addresses = None
-        self._records = self._bytes = 0
-        self._excess = 0.0
-
-    def _drop(self, references: Indices) -> None:
-        for reference in references.tolist():
-            self._dictionaries.pop(reference, None)
-            self._for_libzstd.pop(reference, None)
-        self._addresses = None
-
-    @property
-    def dictionary_addresses(self) -> Indices:
-        addresses = self._addresses
-        if addresses is None and libzstd.decompress_function():
-            with self._lock:
-                for reference in self._dictionaries.keys() - self._for_libzstd.keys():
-                    self._for_libzstd[reference] = libzstd.Dictionary(self._dictionaries[reference])
-                addresses = np.full(len(self._uses), libzstd.MISSING)
-                addresses[NO_REFERENCE] = 0
-                for reference, dictionary in self._for_libzstd.items():
-                    addresses[reference] = dictionary.address
-                self._addresses = addresses
-        return super().dictionary_addresses if addresses is None else addresses
+        self._sizes = CompressedSizes(_BASELINE_RECORDS)
 
     @property
     def _compressor(self) -> Any:
         if self._current == NO_REFERENCE:
             return super()._compressor
-        content = self._dictionaries[self._current]
-        kept = getattr(self._contexts, "with_dictionary", None)
-        if kept is None or kept[0] is not content:
-            # A dictionary that is prepared for compression takes many times its size, so only one is prepared.
-            dictionary = self._library.ZstdCompressionDict(content)
-            dictionary.precompute_compress(level=self.compresslevel)
+        dictionary = self._dictionaries[self._current]
+        if self._prepared is None or self._prepared[0] is not dictionary:
+            prepared = self._library.ZstdCompressionDict(dictionary.content)
+            prepared.precompute_compress(level=self.compresslevel)
             compressor = self._library.ZstdCompressor(
                 self.compresslevel,
-                dict_data=dictionary,
+                dict_data=prepared,
                 write_content_size=False,
                 write_checksum=False,
                 write_dict_id=False,
             )
-            kept = self._contexts.with_dictionary = (content, compressor)
-        return kept[1]
+            self._prepared = dictionary, compressor
+        return self._prepared[1]
 
     def _decompressor_for(self, reference: int) -> Any:
         if reference == NO_REFERENCE:
             return self._decompressor
-        content = self._dictionaries.get(reference)
-        if content is None:
+        dictionary = self._dictionaries.get(reference)
+        if dictionary is None:
             raise CorruptDataError(f"A record needs dictionary {reference}, which does not exist.")
         kept = self._contexts.__dict__.setdefault("decompressors", {})
-        if reference not in kept or kept[reference][0] is not content:
+        if reference not in kept or kept[reference][0] is not dictionary:
             for gone in kept.keys() - self._dictionaries.keys():
                 del kept[gone]
-            dictionary = self._library.ZstdCompressionDict(content)
-            kept[reference] = content, self._library.ZstdDecompressor(dict_data=dictionary)
+            prepared = self._library.ZstdCompressionDict(dictionary.content)
+            kept[reference] = dictionary, self._library.ZstdDecompressor(dict_data=prepared)
         return kept[reference][1]
 
 

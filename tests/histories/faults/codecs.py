@@ -6,6 +6,7 @@ from tests.histories.faults.fault import BOTH, Fault
 
 CHAINS = "codecs/chains.py"
 ZSTD_DICT, DELTA_ZSTD = "codecs/zstd_dict.py", "codecs/delta_zstd.py"
+DICTIONARIES = "codecs/dictionaries.py"
 COUNTS = "codecs/references.py"
 DELTA_ENCODE = "codecs/delta_encode_kernels.py"
 DELTA_DECODE = "codecs/delta_kernels.py"
@@ -42,13 +43,14 @@ CODEC_FAULTS = [
     Fault(
         "a dictionary is forgotten while records need it",
         ZSTD_DICT,
-        "            self._drop(self._uses.decref(np.array([replaced])))",
-        "            self._uses.decref(np.array([replaced]))\n            self._drop(np.array([replaced]))",
+        "            self._dictionaries.forget(self._uses.decref(np.array([replaced])))",
+        "            self._uses.decref(np.array([replaced]))\n"
+        "            self._dictionaries.forget(np.array([replaced]))",
     ),
     Fault(
         "a dictionary is never forgotten",
         ZSTD_DICT,
-        "        self._drop(self._uses.decref(references))",
+        "        self._dictionaries.forget(self._uses.decref(references))",
         "        self._uses.decref(references)",
     ),
     Fault(
@@ -61,10 +63,10 @@ CODEC_FAULTS = [
         "        references = np.full(len(records), before)",
     ),
     Fault(
-        "the addresses of dictionaries are stale after a renewal",
-        ZSTD_DICT,
-        '        self._content, self._samples = b"", []\n        self._addresses = None\n',
-        '        self._content, self._samples = b"", []\n',
+        "the addresses of earlier dictionaries are lost when their table grows",
+        DICTIONARIES,
+        "            self.addresses = np.append(self.addresses, np.full(more, MISSING))",
+        "            self.addresses = np.append(np.zeros_like(self.addresses), np.full(more, MISSING))",
     ),
     Fault(
         "delta-zstd: lanes keep references that stand for the dictionary before",
@@ -75,22 +77,22 @@ CODEC_FAULTS = [
     Fault(
         "delta-zstd: a reference of another buffer gets the dictionary of this one",
         DELTA_ZSTD,
-        "        self._set_dictionary(number, dictionary)\n        return number",
+        "        self._dictionaries[number] = dictionary\n        return number",
         "        return number",
         BOTH,
         segments=True,
     ),
     Fault(
-        "delta-zstd: kernels use the dictionary that a reference number had before",
-        DELTA_ZSTD,
-        "        self._addresses[reference] = dictionary.address",
-        "        self._addresses[reference] = self._addresses[reference] or dictionary.address",
+        "kernels decompress without the dictionary of a reference",
+        DICTIONARIES,
+        "        self.addresses[reference] = dictionary.address",
+        "        self.addresses[reference] = 0",
     ),
     Fault(
         "delta-zstd: references have other dictionaries after a load",
         DELTA_ZSTD,
-        "                self._set_dictionary(reference, used[number])",
-        "                self._set_dictionary(reference, used[0])",
+        "                self._dictionaries[reference] = used[number]",
+        "                self._dictionaries[reference] = used[0]",
     ),
     Fault(
         "gathering: a record is decompressed over the frame that it is applied to",
