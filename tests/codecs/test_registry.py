@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,6 +121,12 @@ def test_errors_are_value_errors() -> None:
     for text in ("zip", "gzip10"):
         with pytest.raises(ValueError, match="compression method"):
             parse_method(text)
+
+
+@pytest.mark.parametrize("method", [5, None, b"zstd", ("zstd", 3)])
+def test_a_method_that_is_no_string_is_told_to_be_one(method: Any) -> None:
+    with pytest.raises(UnknownMethodError, match="is a string, not"):
+        create_codec(method, FRAME)
 
 
 def test_compresslevel_overrides_the_suffix() -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sb3_extra_buffers.codecs import chains, packed_frames, zstd
 from sb3_extra_buffers.codecs.base import NO_REFERENCE, FrameSpec
 from sb3_extra_buffers.codecs.registry import codec_class, create_codec, option_names, parse_method
 from sb3_extra_buffers.errors import CorruptDataError
@@ -116,6 +117,20 @@ def test_records_outside_the_arena_are_corrupt(method: str) -> None:
     short = Stored(stored.arena[: stored.starts[0] + 1].copy(), stored.starts, stored.lengths, stored.references)
     with pytest.raises(CorruptDataError):
         short.decode(codec)
+
+
+@every_method
+@pytest.mark.parametrize("compiled", [True, False])
+def test_records_before_the_arena_are_corrupt(method: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted from its end, as NumPy would do, there is a record."""
+    codec = create_codec(method, FrameSpec(64, np.dtype(np.uint8)))
+    stored = store(codec, [np.zeros((1, codec.record_bytes), dtype=np.uint8)], np.zeros(1, dtype=np.int64))
+    if not compiled and method != "rle-jit":
+        for module in (chains, packed_frames, zstd):
+            monkeypatch.setattr(module, "load_kernels", lambda name: None)
+    arena = np.append(stored.arena, np.zeros(5, dtype=np.uint8))
+    with pytest.raises(CorruptDataError):
+        Stored(arena, stored.starts - len(arena), stored.lengths, stored.references).decode(codec)
 
 
 @every_method

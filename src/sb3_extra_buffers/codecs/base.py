@@ -19,7 +19,7 @@ Two rules make headers of records unnecessary:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -213,6 +213,17 @@ class Codec(ABC):
         """
 
 
+def payloads(data: Bytes, starts: Indices, lengths: Indices) -> Iterator[tuple[int, memoryview]]:
+    """The start and the bytes of each record."""
+    # Slicing memoryviews instead of arrays saves more than a microsecond per record, a fifth of the time for zstd.
+    source = data.data
+    for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+        payload = source[start : start + length]
+        if start < 0 or len(payload) != length:
+            raise CorruptDataError(f"The record at byte {start} lies outside the store.")
+        yield start, payload
+
+
 def checked_frames_per_record(given: int, most: int = 1024) -> int:
     """Return ``given``, or raise an error if it is out of range."""
     if not 1 <= given <= most:
@@ -245,18 +256,13 @@ class RecordCodec(Codec):
     def _decode_with(
         self, decode_record: Callable[[memoryview], Any], data: Bytes, starts: Indices, lengths: Indices, out: Bytes
     ) -> None:
-        # Slicing memoryviews instead of arrays saves more than a microsecond per record, a fifth of the time for zstd.
-        source = data.data
         errors: tuple[type[Exception], ...] = (ValueError, *self.errors)
-        try:
-            for row, start, length in zip(out, starts.tolist(), lengths.tolist(), strict=True):
-                payload = source[start : start + length]
-                if len(payload) != length:
-                    raise ValueError("it lies outside the store")
+        for row, (start, payload) in zip(out, payloads(data, starts, lengths), strict=True):
+            try:
                 # If the result has the wrong length, assigning it to its row raises a ValueError.
-                row.data[:] = payload if length == self.record_bytes else decode_record(payload)
-        except errors as error:
-            raise CorruptDataError(f"The {self.name} record at byte {start} does not decode: {error}.") from error
+                row.data[:] = payload if len(payload) == self.record_bytes else decode_record(payload)
+            except errors as error:
+                raise CorruptDataError(f"The {self.name} record at byte {start} does not decode: {error}.") from error
 
     @abstractmethod
     def _encode_record(self, record: Bytes) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sb3_extra_buffers.anonymous_memory import AnonymousMemory
-from sb3_extra_buffers.codecs.base import Bytes, Codec, FrameSpec, Indices, Words, checked_frames_per_record
+from sb3_extra_buffers.codecs.base import Bytes, Codec, FrameSpec, Indices, Words, checked_frames_per_record, payloads
 from sb3_extra_buffers.codecs.references import UseCounts
 from sb3_extra_buffers.compiled import load_kernels
 from sb3_extra_buffers.errors import CorruptDataError
@@ -61,16 +61,14 @@ class ChainCodec(Codec):
             if done < len(starts):
                 raise CorruptDataError(f"The delta record at byte {starts[done]} does not decode.")
             return
-        for row, start, length, reference in zip(
-            out, starts.tolist(), lengths.tolist(), references.tolist(), strict=True
-        ):
-            payload = data[start : start + length]
-            if start < 0 or len(payload) != length or not 0 <= reference < len(self._frames):
-                raise CorruptDataError(f"The record at byte {start} lies outside the store or has no reference.")
-            if length == self.record_bytes:
-                row[:] = payload
-            else:
-                row.reshape(shape)[:] = self._decode_by_numpy(payload, self._frames[reference])
+        stored = payloads(data, starts, lengths)
+        for row, (start, payload), reference in zip(out, stored, references.tolist(), strict=True):
+            if not 0 <= reference < len(self._frames):
+                raise CorruptDataError(f"The record at byte {start} has no reference frame.")
+            record = np.asarray(payload)
+            if len(record) != self.record_bytes:
+                record = self._decode_by_numpy(record, self._frames[reference]).reshape(-1)
+            row[:] = record
 
     _decode_kernels: str
     """The name of the module with the kernel ``decode``."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from sb3_extra_buffers.codecs import libzstd
 from sb3_extra_buffers.codecs.availability import require
-from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Codec, Encoded, FrameSpec, Indices
+from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Codec, Encoded, FrameSpec, Indices, payloads
 from sb3_extra_buffers.codecs.delta import DeltaCodec
 from sb3_extra_buffers.codecs.dictionaries import CompressedSizes, DictionaryTable
 from sb3_extra_buffers.codecs.libzstd import Dictionary
@@ -109,18 +109,16 @@ class DeltaZstdCodec(DeltaCodec):
 
     def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
         """Decode whole records one by one. With numba, a kernel of the store decodes batches instead."""
-        unpacked, source = [], data.data
+        unpacked: list[Any] = []
         decompressors = {number: self._new_decompressor(number) for number in np.unique(references).tolist()}
-        for start, length, reference in zip(starts.tolist(), lengths.tolist(), references.tolist(), strict=True):
-            record: Any = source[start : start + length] if start >= 0 else b""
+        for (start, payload), reference in zip(payloads(data, starts, lengths), references.tolist(), strict=True):
+            if len(payload) == self.record_bytes:
+                unpacked.append(payload)
+                continue
             try:
-                if len(record) != length:
-                    raise ValueError("it lies outside the store")
-                if length != self.record_bytes:
-                    record = decompressors[reference].decompress(record, max_output_size=self.record_bytes)
+                unpacked.append(decompressors[reference].decompress(payload, max_output_size=self.record_bytes))
             except self._errors as error:
                 raise CorruptDataError(f"The {self.name} record at byte {start} does not decode: {error}.") from error
-            unpacked.append(record)
         sizes = np.fromiter(map(len, unpacked), dtype=np.int64, count=len(unpacked))
         joined = np.frombuffer(b"".join(unpacked), dtype=np.uint8)
         super().decode(joined, np.cumsum(sizes) - sizes, sizes, references, out)

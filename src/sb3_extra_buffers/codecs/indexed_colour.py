@@ -12,9 +12,9 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Codec, Encoded, FrameSpec, Indices
+from sb3_extra_buffers.codecs.base import NO_REFERENCE, Bytes, Codec, Encoded, FrameSpec, Indices, payloads
 from sb3_extra_buffers.compiled import load_kernels
-from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError
+from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.state import SavedState, State
 
 MOST_COLOURS = 256
@@ -77,10 +77,7 @@ class IndexedColourCodec(Codec):
 
     def decode(self, data: Bytes, starts: Indices, lengths: Indices, references: Indices, out: Bytes) -> None:
         raw = lengths == self.record_bytes
-        for row in np.flatnonzero(raw).tolist():
-            payload = data[starts[row] : starts[row] + self.record_bytes]
-            if len(payload) != self.record_bytes:
-                raise CorruptDataError(f"The record at byte {starts[row]} lies outside the store.")
+        for row, (_, payload) in zip(np.flatnonzero(raw), payloads(data, starts[raw], lengths[raw]), strict=True):
             out[row] = payload
         rows = np.flatnonzero(~raw)
         indices = np.empty((len(rows), self.inner.record_bytes), dtype=np.uint8)

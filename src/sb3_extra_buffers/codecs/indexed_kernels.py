@@ -10,13 +10,13 @@ from sb3_extra_buffers.codecs.base import Bytes, Indices
 
 
 @njit(nogil=True, cache=True)
-def _key(red: int, green: int, blue: int) -> int:
+def _key(red: np.uint8, green: np.uint8, blue: np.uint8) -> np.uint32:
     """A colour in the hash table, in which 0 is an empty slot."""
     return ((np.uint32(red) << 16) | (np.uint32(green) << 8) | np.uint32(blue)) + np.uint32(1)
 
 
 @njit(nogil=True, cache=True)
-def _slot(keys: npt.NDArray[np.uint32], key: int) -> int:
+def _slot(keys: npt.NDArray[np.uint32], key: np.uint32) -> np.uint32:
     """The slot of a colour in the hash table, or the empty slot that it would take."""
     mask = np.uint32(keys.shape[0] - 1)
     slot = np.uint32((np.uint32(key) * np.uint32(2654435761)) >> np.uint32(20)) & mask

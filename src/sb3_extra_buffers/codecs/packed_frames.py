@@ -19,6 +19,7 @@ from sb3_extra_buffers.codecs.base import (
     FrameSpec,
     Indices,
     checked_frames_per_record,
+    payloads,
 )
 from sb3_extra_buffers.compiled import load_kernels
 from sb3_extra_buffers.errors import CorruptDataError
@@ -83,11 +84,9 @@ class PackedFramesCodec(Codec):
             if done < len(starts):
                 raise CorruptDataError(f"The {self.name} record at byte {starts[done]} does not decode.")
             return
-        for row, start, length in zip(frames, starts.tolist(), lengths.tolist(), strict=True):
-            payload = data[start : start + length]
-            if start < 0 or len(payload) != length:
-                raise CorruptDataError(f"The record at byte {start} lies outside the store.")
-            row[:] = payload.reshape(row.shape) if length == row.size else self._decode_record(payload)
+        for row, (_, payload) in zip(frames, payloads(data, starts, lengths), strict=True):
+            record = np.asarray(payload)
+            row[:] = record.reshape(row.shape) if len(record) == row.size else self._decode_record(record)
 
     def _encode_record(self, record: Bytes) -> bytes:
         frames = [self._pack_frame(frame) for frame in record]

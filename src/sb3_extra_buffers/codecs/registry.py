@@ -93,7 +93,7 @@ def create_codec(method: str | Method, frame: FrameSpec, **options: Any) -> Code
     The option ``compresslevel`` overrides the level in the method's name. ``indexed_colour=True`` adds a palette. The
     other options are the codec's own.
     """
-    parsed = parse_method(method if isinstance(method, str) else str(method))
+    parsed = parse_method(str(method) if isinstance(method, Method) else method)
     if parsed.name == AUTO:
         raise ConfigurationError("The method 'auto' needs observations to choose by; name a method to create a codec.")
     known = (*option_names(parsed.name), "indexed_colour")
