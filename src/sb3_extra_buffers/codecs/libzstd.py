@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from sb3_extra_buffers.codecs.base import Indices
+from sb3_extra_buffers.codecs.base import Bytes, Indices
 
 _ENTROPY_TABLE_BYTES = 1 << 12
 """Room for the header and the entropy tables of a dictionary, in bytes."""
@@ -25,6 +25,7 @@ _SAMPLE_LEVEL = 1
 _DICTIONARY_MAGIC = (0xEC30A437).to_bytes(4, "little")
 MISSING = -1
 """Stands for the address of a dictionary that does not exist; 0 means "no dictionary"."""
+_BY_REFERENCE, _ANY_CONTENT = 1, 0
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
 
 
@@ -35,9 +36,8 @@ class _DictionaryParameters(ctypes.Structure):
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ZSTD_createDCtx": (_POINTER, []),
     "ZSTD_freeDCtx": (_SIZE, [_POINTER]),
-    "ZSTD_createDDict_byReference": (_POINTER, [ctypes.c_char_p, _SIZE]),
-    "ZSTD_freeDDict": (_SIZE, [_POINTER]),
-    "ZSTD_sizeof_DDict": (_SIZE, [_POINTER]),
+    "ZSTD_estimateDDictSize": (_SIZE, [_SIZE, ctypes.c_int]),
+    "ZSTD_initStaticDDict": (_POINTER, [_POINTER, _SIZE, ctypes.c_char_p, _SIZE, ctypes.c_int, ctypes.c_int]),
     "ZDICT_finalizeDictionary": (
         _SIZE,
         [_POINTER, _SIZE, ctypes.c_char_p, _SIZE, ctypes.c_char_p, _POINTER, ctypes.c_uint, _DictionaryParameters],
@@ -97,23 +97,23 @@ class Dictionary:
 
     def __init__(self, content: bytes) -> None:
         self.content = content  # libzstd has a pointer to these bytes
-        self._library = library = _library() if content else None
-        self.address: int = library.ZSTD_createDDict_byReference(content, len(content)) or 0 if library else 0
+        self.address = 0
         """The address of the prepared dictionary; 0 if there is none."""
-
-    @property
-    def is_valid(self) -> bool:
+        self.is_valid = True
         """Whether libzstd accepts the content."""
-        return self._library is None or self.address != 0
+        library = _library() if content else None
+        # An array, because a method that frees memory of libzstd would swallow a Ctrl-C that comes while it runs.
+        self._prepared: Bytes = np.empty(0, dtype=np.uint8)
+        if library:
+            size = library.ZSTD_estimateDDictSize(len(content), _BY_REFERENCE)
+            self._prepared = np.empty(size, dtype=np.uint8)
+            place = self._prepared.ctypes.data, size
+            self.address = library.ZSTD_initStaticDDict(*place, content, len(content), _BY_REFERENCE, _ANY_CONTENT) or 0
+            self.is_valid = self.address != 0
 
     @property
     def nbytes(self) -> int:
-        prepared: int = self._library.ZSTD_sizeof_DDict(self.address) if self._library else 0
-        return len(self.content) + prepared
-
-    def __del__(self) -> None:
-        if self._library is not None:
-            self._library.ZSTD_freeDDict(self.address)
+        return len(self.content) + self._prepared.nbytes
 
 
 _idle_contexts: list[int] = []

@@ -26,7 +26,7 @@ from sb3_extra_buffers.storage.record_index import places_in
 from sb3_extra_buffers.storage.stacking import StackLayout
 
 Block = dict[str, Any]
-_NO_RING, _NO_DICTIONARIES = np.zeros((1, 1, 1), dtype=np.uint8), np.zeros(1, dtype=np.int64)
+_NO_RING = np.zeros((1, 1, 1), dtype=np.uint8)
 _PADDING_BYTES = 64
 """Kernels read records in vectors, up to this far beyond the last one."""
 _MOST_CODECS = 8
@@ -164,16 +164,9 @@ def _decode(blocks: list[Any], store: BaseStore, outs: list[npt.NDArray[Any]]) -
             references.astype(np.uint32), codec.frames_per_record, np.array(block["table"]),
         )  # fmt: skip
         kernels.describe(
-            table,
-            number,
-            _NO_RING,
-            *arrays,
-            codec.distances,
-            codec.predictors,
-            codec.planes,
-            decompress,
-            _NO_DICTIONARIES,
-        )
+            table, number, _NO_RING, *arrays, codec.distances, codec.predictors, codec.planes, decompress,
+            codec.dictionary_addresses,
+        )  # fmt: skip
         kept.append(arrays)
 
     def gather(frames: list[Bytes]) -> None:
