@@ -142,5 +142,5 @@ def test_the_reference_frame_is_renewed_when_the_scene_changes_and_goes_with_its
 
 @pytest.mark.parametrize("frames_per_record", [0, -1, 5000])
 def test_frames_per_record_has_limits(frames_per_record: int) -> None:
-    with pytest.raises(ValueError, match="frames_per_record must be from 1 to 1024"):
+    with pytest.raises(ValueError, match="frames_per_record must be an integer from 1 to 1024"):
         DeltaWordsCodec(FrameSpec(4, np.dtype(np.uint8)), frames_per_record=frames_per_record)

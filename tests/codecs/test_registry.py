@@ -179,6 +179,15 @@ def test_block_size_of_lz4_frame() -> None:
         create_codec("lz4-frame", FRAME, block_size=3)
 
 
+@pytest.mark.parametrize("method", ["delta", "bitpack", "pixel-lz", "delta-zstd", "zstd-dict"])
+@pytest.mark.parametrize("number", [0, -1, 1025, 8.0, "8", [8], float("nan")])
+def test_frames_per_record_is_an_integer_in_a_range(method: str, number: object) -> None:
+    if method not in available_methods():
+        pytest.skip("not installed")
+    with pytest.raises(ConfigurationError, match=r"frames_per_record must be an integer from 1 to \d+, not"):
+        create_codec(method, FRAME, frames_per_record=number)
+
+
 def test_auto_is_not_a_codec() -> None:
     with pytest.raises(ConfigurationError, match="auto"):
         create_codec("auto", FRAME)

@@ -111,7 +111,7 @@ def test_memory_that_is_not_aligned_or_not_contiguous(method: str) -> None:
         np.testing.assert_array_equal(out, records)
 
 
-@pytest.mark.parametrize("runs_type", [np.float32, bool])
+@pytest.mark.parametrize("runs_type", [np.float32, bool, object, 3, "uint17"])
 def test_run_types_must_be_integers(runs_type: type) -> None:
     with pytest.raises(ConfigurationError, match="runs_type"):
         create_codec("rle", FrameSpec(10, np.dtype(np.uint8)), runs_type=runs_type)

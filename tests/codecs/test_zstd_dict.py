@@ -9,6 +9,8 @@ import pytest
 
 from sb3_extra_buffers.codecs.base import FrameSpec
 from sb3_extra_buffers.codecs.registry import create_codec
+from sb3_extra_buffers.errors import CorruptDataError
+from sb3_extra_buffers.storage.pickling import unpickled
 from tests.codecs.helpers import store
 
 pytest.importorskip("zstandard", exc_type=ImportError)
@@ -45,3 +47,14 @@ def test_a_codec_without_its_encoder_keeps_only_dictionaries_and_still_encodes()
     np.testing.assert_array_equal(stored.decode(codec), noise)
     np.testing.assert_array_equal(more.decode(codec), noise)
     np.testing.assert_array_equal(store(codec, [noise] * 40, np.zeros(40, dtype=np.int64)).decode(codec)[-40:], noise)
+
+
+@pytest.mark.parametrize("name", ["", "one", "-1", "0", "1.5", "01", str(1 << 40)])
+def test_a_state_whose_dictionaries_have_no_valid_numbers_is_an_error(name: str) -> None:
+    codec: Any = create_codec("zstd-dict", FrameSpec(100, np.dtype(np.uint8)))
+    while not codec._current:
+        codec.encode(np.zeros((1, 100), dtype=np.uint8), LANE)
+    state: Any = codec.state()
+    dictionaries = {**state["dictionaries"], name: state["dictionaries"]["1"]}
+    with pytest.raises(CorruptDataError, match="have the numbers"):
+        create_codec("zstd-dict", codec.frame).restore(unpickled({**state, "dictionaries": dictionaries}))

@@ -18,6 +18,7 @@ Two rules make headers of records unnecessary:
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -225,10 +226,14 @@ def payloads(data: Bytes, starts: Indices, lengths: Indices) -> Iterator[tuple[i
 
 
 def checked_frames_per_record(given: int, most: int = 1024) -> int:
-    """Return ``given``, or raise an error if it is out of range."""
-    if not 1 <= given <= most:
-        raise ConfigurationError(f"frames_per_record must be from 1 to {most}, not {given!r}.")
-    return given
+    """Return ``given``, or raise an error if it is no integer or out of range."""
+    try:
+        number = int(operator.index(given))
+    except TypeError:
+        number = 0
+    if not 1 <= number <= most:
+        raise ConfigurationError(f"frames_per_record must be an integer from 1 to {most}, not {given!r}.")
+    return number
 
 
 class RecordCodec(Codec):

@@ -24,7 +24,7 @@ class Lz4FrameCodec(RecordCodec):
             raise ConfigurationError(f"block_size must be one of {_BLOCK_SIZES}, not {block_size!r}.")
         super().__init__(frame, compresslevel)
         self._library = require("lz4.frame", "The compression method 'lz4-frame'", "lz4")
-        self.block_size = block_size
+        self.block_size = int(block_size)
 
     def _encode_record(self, record: Bytes) -> bytes:
         compressed: bytes = self._library.compress(

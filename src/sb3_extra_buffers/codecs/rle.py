@@ -29,9 +29,12 @@ def run_dtype(runs_type: npt.DTypeLike | None, element_count: int) -> np.dtype[A
     """The unsigned integer for run lengths: as wide as ``runs_type``, or by default as wide as needed."""
     if runs_type is None:
         return next(word for word in _UNSIGNED if element_count <= np.iinfo(word).max)
-    dtype = np.dtype(runs_type)
+    try:
+        dtype = np.dtype(runs_type)
+    except TypeError:
+        dtype = np.dtype(object)
     if dtype.kind not in "iu":
-        raise ConfigurationError(f"runs_type must be an integer type, not {dtype}.")
+        raise ConfigurationError(f"runs_type must be an integer type, such as np.uint16, not {runs_type!r}.")
     return np.dtype(f"u{dtype.itemsize}")
 
 

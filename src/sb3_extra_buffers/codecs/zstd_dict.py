@@ -160,9 +160,10 @@ class ZstdDictCodec(ZstdCodec):
 
     def restore(self, state: SavedState) -> None:
         dictionaries = state.part("dictionaries")
-        numbers = {int(name): name for name in dictionaries.array_names()}
-        if not all(0 < number < _MOST_DICTIONARIES for number in numbers):
-            raise state.error("dictionaries", f"have the numbers {sorted(numbers)}")
+        names = dictionaries.array_names()
+        numbers = {int(name): name for name in names if name.isdecimal()}
+        if len(numbers) < len(names) or not all(0 < number < _MOST_DICTIONARIES for number in numbers):
+            raise state.error("dictionaries", f"have the numbers {sorted(names)}")
         for number, name in numbers.items():
             self._dictionaries[number] = libzstd.Dictionary(dictionaries.array(name, np.uint8, (None,)).tobytes())
         if not all(dictionary.is_valid for dictionary in self._dictionaries.values()):
