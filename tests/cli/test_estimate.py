@@ -22,6 +22,14 @@ def test_sb3_is_computed_and_ours_measured() -> None:
     assert found["sb3_bytes"] == 10**6 * (2 * 4 * 84 * 84 + 8 + 12)
     assert found["available_bytes"] > 0
     assert found["bytes"] < found["sb3_bytes"] / 10
+    assert found["settled"]
+
+
+def test_a_run_that_is_too_short_for_auto_says_so() -> None:
+    pytest.importorskip("ale_py")
+    pytest.importorskip("cv2")
+    finished = run("estimate", "--env", "PongNoFrameskip-v4", "--n-envs", 1, "--steps", 100)
+    assert "auto may still change its method: use --steps 5738 or more" in finished.stdout
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "PongNoFrameskip-v4"])

@@ -347,6 +347,24 @@ def test_data_that_changes_a_lot_is_looked_at_again_and_nothing_is_lost() -> Non
 
 
 @pytest.mark.usefixtures("early_reviews")
+def test_a_store_says_how_many_steps_it_takes_until_its_codec_is_settled() -> None:
+    rng, store, promised = np.random.default_rng(0), store_of(2_000), []
+    while store.steps_until_settled:
+        promised.append(store._steps + store.steps_until_settled)
+        assert store._steps < promised[0]
+        store.write(0, store._steps, rng.integers(0, 256, (1, *IMAGE), dtype=np.uint8))
+    assert not store._auto.is_trying
+    assert store._auto._n_done == len(choice.TRIALS)
+    assert promised[0] - reading_time.reading_steps(9) <= store._steps <= min(promised[100:])
+
+
+def test_a_given_method_and_small_frames_are_settled_at_once() -> None:
+    given = StorageConfig.from_arguments("delta", None, None, None, "auto")
+    assert ObservationStore(100, 1, IMAGE, np.dtype(np.uint8), given).steps_until_settled == 0
+    assert store_of(100, np.float32, (17,)).steps_until_settled == 0
+
+
+@pytest.mark.usefixtures("early_reviews")
 def test_frames_that_slowly_become_larger_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are compared with those that the codec was chosen for, not with those of the review before."""
     monkeypatch.setattr(auto, "TRIALS", [PlannedTrials(1 << 40, 0, 1 / 100)])

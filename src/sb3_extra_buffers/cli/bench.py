@@ -15,7 +15,7 @@ REPLAY_SIZE, ROLLOUT_STEPS = 100_000, 2_048
 
 
 @click.command()
-@env_options(steps=2_000)
+@env_options(steps=4_096)
 @algo_option("dqn or sac, depending on the action space; otherwise ppo")
 @click.option(
     "--buffer-size",

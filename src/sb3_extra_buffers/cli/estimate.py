@@ -11,7 +11,7 @@ from sb3_extra_buffers.cli.common import Play, algo_option, env_options, table
 
 
 @click.command()
-@env_options(steps=1_000)
+@env_options(steps=4_096)
 @algo_option("dqn or sac, depending on the action space; otherwise ppo")
 @click.option(
     "--buffer-size",
@@ -43,7 +43,7 @@ def estimate(play: Play, algo: str | None, buffer_size: int, method: str, as_jso
     available, sb3, ours = available_memory(), task.sb3_bytes(buffer_size), memory.for_buffer_of(buffer_size)
     if as_json:
         found = {"buffer_size": buffer_size, "available_bytes": available, "sb3_bytes": sb3, "bytes": round(ours)}
-        click.echo(json.dumps(found | {"method": memory.codec}, indent=1))
+        click.echo(json.dumps(found | {"method": memory.codec, "settled": not memory.hint}, indent=1))
         return
     source = "extrapolated" if buffer_size > memory.transitions else "measured"
     rows = [
@@ -56,6 +56,8 @@ def estimate(play: Play, algo: str | None, buffer_size: int, method: str, as_jso
     larger = f"{ours / sb3:,.1f}x larger than SB3's buffer: use SB3's."
     measured = f"Measured on {memory.transitions:,} transitions of a random policy."
     click.echo(f"\n{measured} {smaller if ours < sb3 else larger}")
+    if memory.hint:
+        click.echo(memory.hint)
 
 
 def _fits(size: float, available: int) -> str:

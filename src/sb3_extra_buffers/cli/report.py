@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TEXT_WIDTH = 100
-_SETTLED_STEPS = 600
-"""Steps after which the two early trials of ``auto`` are over. A longer trial may begin at step 1,536."""
 _STYLE = """
 :root { color-scheme: light dark; }
 body { margin: 0 auto; padding: 1.5rem 1rem; max-width: 52rem; font: 16px/1.5 system-ui, sans-serif; }
@@ -100,11 +98,10 @@ class Report:
         comparison, size = self.comparison, self.comparison.buffer_size
         held = f"with {comparison.sb3.memory.transitions:,} transitions"
         extrapolated = f", extrapolated to {size:,}" if comparison.is_extrapolated else ""
-        is_unsettled = comparison.is_extrapolated and comparison.steps < _SETTLED_STEPS
-        hint = f"auto may still change its method: use --steps {_SETTLED_STEPS} or more to measure its final choice."
+        hints = dict.fromkeys(result.memory.hint for result in comparison.results if result.memory.hint)
         return [
             f"memory: RSS growth of a fresh process {held}{extrapolated}.",
-            *([hint] if is_unsettled else []),
+            *hints,
             "ratio: SB3's memory divided by this buffer's (above 1.0 = smaller).",
             f"add: mean time of one step of {self._environments}, in buffers that were filled before. sample: median "
             "time of one batch. Calls are interleaved, so that all buffers see the same machine load.",
@@ -150,6 +147,7 @@ class Report:
                 {
                     "method": result.method,
                     "codec": result.memory.codec,
+                    "settled": not result.memory.hint,
                     "transitions": result.memory.transitions,
                     "measured_bytes": result.memory.measured,
                     "bytes_per_transition": result.memory.bytes_per_transition,

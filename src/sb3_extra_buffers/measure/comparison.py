@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,7 +38,10 @@ class Point(NamedTuple):
     accounted: int
     """Bytes by the buffer's own accounting."""
     resident: int = 0
-    """RSS growth of the process in bytes; 0 if not measured."""
+    """RSS growth of the process in bytes; 0 if not measured, or while ``auto`` has not settled on a method: it tries
+    others in the same process, and their memory must not count."""
+    settled_after: int = 0
+    """Steps after which ``auto`` has settled on a method, at most; 0 if it has."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,12 @@ class Memory:
         return self.points[-1].codec
 
     @property
+    def hint(self) -> str:
+        """How to measure the method that ``auto`` settles on; empty if that one was measured."""
+        steps = self.points[-1].settled_after
+        return f"auto may still change its method: use --steps {steps} or more to measure its choice." if steps else ""
+
+    @property
     def measured(self) -> int:
         """Bytes of the filled buffer."""
         return max(self.points[-1].resident, self.points[-1].accounted)
@@ -68,11 +78,15 @@ class Memory:
         """
         last, points = self.points[-1], self.points[len(self.points) // 2 - 1 :]
         changed = max((i for i, point in enumerate(points) if point.codec != last.codec), default=-1)
-        start = points[min(changed + 1, len(points) - 2)]
+        points = points[min(changed + 1, len(points) - 2) :]
+        start = next((point for point in points if point.resident), last)
         growth = last.resident - start.resident
         if growth < _RSS_RESOLUTION:
+            start = points[0]
             growth = last.accounted - start.accounted
-        return growth / max(1, last.transitions - start.transitions)
+        added = last.transitions - start.transitions
+        # A rollout buffer that is filled for the second time holds no more transitions than before.
+        return growth / added if added > 0 else self.measured / last.transitions
 
     def for_buffer_of(self, size: int) -> float:
         """Bytes of a buffer with ``size`` transitions, extrapolated if fewer were measured."""
@@ -132,7 +146,7 @@ def compare(
     if needed > 0.8 * available:
         raise CapacityError(
             f"SB3's buffer needs {readable(needed)} for {held:,} transitions, but only {readable(available)} of "
-            "memory is available. Use fewer --steps."
+            f"memory is available. Use at most --steps {int(0.8 * available / needed * held) // task.n_envs}."
         )
     everyone = [SB3, *methods]
     with tqdm(everyone, "memory", unit="process") as bar:
@@ -183,7 +197,7 @@ def fill(
 
     :param resident: Returns the RSS growth so far.
     """
-    steps = _whole_rollouts(task, steps, buffer)
+    steps = _whole_rollouts(task, steps, buffer.buffer_size)
     points = []
     due = {max(1, steps * number // _POINTS) for number in range(1, _POINTS + 1)}
     for step, transition in enumerate(islice(transitions, steps), 1):
@@ -192,7 +206,11 @@ def fill(
             held = (buffer.buffer_size if buffer.full else buffer.pos) * task.n_envs
             if hasattr(buffer, "memory_usage"):
                 usage = buffer.memory_usage()
-                points.append(Point(held, usage.method, usage.total, resident()))
+                if usage.steps_until_settled:
+                    needed = _whole_rollouts(task, step + usage.steps_until_settled, buffer.buffer_size, math.ceil)
+                    points.append(Point(held, usage.method, usage.total, settled_after=needed))
+                else:
+                    points.append(Point(held, usage.method, usage.total, resident()))
             else:
                 points.append(Point(held, "none", task.sb3_bytes(held), resident()))
     return points
@@ -214,7 +232,7 @@ def time_buffers(
     """
     adds: dict[str, list[float]] = {name: [] for name in buffers}
     order = list(buffers)
-    steps = _whole_rollouts(task, steps, buffers[order[0]])
+    steps = _whole_rollouts(task, steps, buffers[order[0]].buffer_size)
     for transition in tqdm(islice(transitions, steps), "add", total=steps, unit="step"):
         order.append(order.pop(0))
         for name in order:
@@ -235,11 +253,9 @@ def time_buffers(
     return times
 
 
-def _whole_rollouts(task: Task, steps: int, buffer: Any) -> int:
-    """``steps``, rounded down so that the last rollout is complete."""
-    if task.kind == "Replay" or steps < buffer.buffer_size:
-        return steps
-    return int(steps // buffer.buffer_size * buffer.buffer_size)
+def _whole_rollouts(task: Task, steps: int, n_slots: int, rounded: Callable[[float], int] = math.floor) -> int:
+    """``steps``, by default rounded down, so that the last rollout is complete."""
+    return steps if task.kind == "Replay" or steps < n_slots else rounded(steps / n_slots) * n_slots
 
 
 def _microseconds(function: Callable[..., Any], *arguments: Any) -> float:

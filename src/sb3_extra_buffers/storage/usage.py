@@ -26,6 +26,9 @@ class MemoryUsage:
     """The same data in SB3's buffer."""
     choice: str = ""
     """What ``auto`` measured, and why it chose the method."""
+    steps_until_settled: int = 0
+    """The most steps until ``auto`` has tried all methods that it plans to try; 0 if the method is settled. It may
+    still try others later if the data changes."""
 
     @classmethod
     def of_stores(
@@ -43,6 +46,7 @@ class MemoryUsage:
             choice="; ".join(
                 f"{key}: {store.choice}" if key else store.choice for key, store in stores.items() if store.choice
             ),
+            steps_until_settled=max((store.steps_until_settled for store in stores.values()), default=0),
         )
 
     @classmethod
@@ -50,7 +54,7 @@ class MemoryUsage:
         """The usage of several buffers together."""
         added = ("transitions", "payload", "references", "index", "fields", "raw_equivalent")
         sums = {name: sum(getattr(part, name) for part in parts) for name in added}
-        return replace(parts[0], **sums)
+        return replace(parts[0], **sums, steps_until_settled=max(part.steps_until_settled for part in parts))
 
     @property
     def total(self) -> int:
