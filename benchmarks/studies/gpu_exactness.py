@@ -4,7 +4,7 @@
 
 First, DQN and PPO are trained twice with SB3's buffers, to show that training on the device is reproducible, and once
 with ours. Then pairs of buffers, SB3's and ours, get the same transitions and rollouts until the time is up, and all
-that is read from them is compared. To repeat a failure, run it again with the same seed.
+that is read from them is compared. To repeat a failure, run it again with the same ``--seed``.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def compare_histories(arguments: argparse.Namespace) -> bool:
         for i, value in enumerate(found):
             totals[case][i] += value
         if found[2]:
-            print(f"DIFFERENT: {case}, seed {seed}", flush=True)
+            print(f"DIFFERENT: {case}, history {number} of --seed {arguments.seed}", flush=True)
             good = False
     print(f"\n{'histories':40s} {'steps':>9s} {'batches':>9s} {'different':>10s}")
     for case, (steps, batches, wrong) in totals.items():

@@ -11,6 +11,7 @@ import pytest
 from gymnasium import spaces
 from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.envs import SimpleMultiObsEnv
 from stable_baselines3.common.logger import configure
 
 from sb3_extra_buffers.compressed import CompressedReplayBuffer, CompressedRolloutBuffer
@@ -73,6 +74,14 @@ def test_a_buffer_of_sb3(make: Any, tmp_path: Path) -> None:
     row = logged(make(), tmp_path)
     assert row["buffer/bytes"] > 0
     assert "buffer/ratio" not in row
+
+
+def test_dict_observations_of_a_buffer_of_sb3_count(tmp_path: Path) -> None:
+    model = DQN("MultiInputPolicy", SimpleMultiObsEnv(), buffer_size=100, learning_starts=1_000, device="cpu")
+    row = logged(model, tmp_path)
+    assert row["buffer/bytes"] > 100 * 2 * sum(
+        space.sample().nbytes for space in model.observation_space.spaces.values()
+    )
 
 
 def test_tensorboard(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from sb3_extra_buffers.codecs.base import FrameSpec
 from sb3_extra_buffers.codecs.registry import AUTO, available_methods, create_codec, parse_method
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.measure.transitions import Transition
+from sb3_extra_buffers.storage.usage import array_bytes
 
 SB3 = "SB3"
 """Selects SB3's buffer where a method is expected."""
@@ -78,10 +79,7 @@ class Task:
 
     def sb3_bytes(self, size: int) -> int:
         """Size of the arrays in SB3's buffer for ``size`` transitions, in bytes."""
-        arrays: list[Any] = []
-        for value in vars(self.make(SB3, self.n_envs)).values():  # one step: the smallest buffer
-            arrays += value.values() if isinstance(value, dict) else [value]
-        return size * sum(array.nbytes for array in arrays if isinstance(array, np.ndarray)) // self.n_envs
+        return size * array_bytes(self.make(SB3, self.n_envs)) // self.n_envs  # one step: the smallest buffer
 
 
 def default_methods(space: spaces.Space[Any]) -> list[str]:

@@ -66,7 +66,8 @@ class BaseRecordBuffer(ABC):
     """Stores steps, and is a sequence of the steps it holds, oldest first."""
 
     frames: Any
-    """Indexed by slot, like the other arrays: step ``n`` is in slot ``n % max_size``. Unused slots are zero."""
+    """Indexed by slot, like the other arrays: step ``n`` is in slot ``n % max_size``. Unused slots are zero, unless
+    :func:`force_alloc_mem` has written another value to those of the other arrays."""
     rewards: npt.NDArray[Any]
     actions: npt.NDArray[Any]
     features: npt.NDArray[Any] | None

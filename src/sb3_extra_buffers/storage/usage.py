@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 
 @dataclass(frozen=True)
 class MemoryUsage:
@@ -84,6 +86,14 @@ class MemoryUsage:
         rate = f"{self.ratio:.1f} times smaller, {self.bytes_per_transition:.0f} bytes per transition"
         lines += [f"  {'saved':<15}{saved:>11.2f}%   {rate}"]
         return "\n".join([*lines, f"  auto: {self.choice}"] if self.choice else lines)
+
+
+def array_bytes(buffer: Any) -> int:
+    """The bytes of all arrays of one of SB3's buffers, which keeps those of Dict observations in dicts."""
+    arrays: list[Any] = []
+    for value in vars(buffer).values():
+        arrays += value.values() if isinstance(value, dict) else [value]
+    return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
 
 
 def readable(size: float) -> str:

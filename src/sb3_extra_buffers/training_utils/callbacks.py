@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
+
+from sb3_extra_buffers.storage.usage import array_bytes
 
 
 class BufferStatsCallback(BaseCallback):
@@ -31,5 +32,4 @@ class BufferStatsCallback(BaseCallback):
             self.logger.record("buffer/bytes_per_transition", usage.bytes_per_transition)
             self.logger.record("buffer/ratio", usage.ratio)
         elif buffer is not None:
-            arrays = [array for array in vars(buffer).values() if isinstance(array, np.ndarray)]
-            self.logger.record("buffer/bytes", sum(array.nbytes for array in arrays))
+            self.logger.record("buffer/bytes", array_bytes(buffer))
