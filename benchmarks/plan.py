@@ -22,7 +22,7 @@ class Data:
 
     title: str
     steps: int
-    """Steps of each environment."""
+    """Steps of each environment: enough that ``auto`` settles on a method while the buffer is filled."""
     subjects: tuple[str, ...]
     n_envs: int = 4
 
@@ -44,7 +44,7 @@ class Plan:
     rollout_rounds: int
     rollout_subjects: tuple[str, ...]
     sizes: tuple[int, ...]
-    """Buffer sizes in transitions, in ascending order."""
+    """Buffer sizes in transitions, in ascending order. Even the smallest is enough for ``auto`` to settle on a method."""
     env_counts: tuple[int, ...]
     scaling_subjects: tuple[str, ...]
     recorded_steps: int
@@ -79,19 +79,19 @@ FULL = Plan(
         "pong": Data("Pong, 84×84 grey, stacks of 4", 5_000, ("sb3", "ours:auto", SMALLEST, *PEERS)),
         "breakout": Data("Breakout, 84×84 grey, stacks of 4", 5_000, ("sb3", "ours:auto", SMALLEST, *PEERS)),
         "mspacman_rgb": Data(
-            "MsPacman, 210×160 RGB", 1_250, ("sb3", "ours:auto", "ours:delta", SMALLEST_COLOUR, "ours:zstd-5", *PEERS)
+            "MsPacman, 210×160 RGB", 2_500, ("sb3", "ours:auto", "ours:delta", SMALLEST_COLOUR, "ours:zstd-5", *PEERS)
         ),
         "doom_labels": Data(
-            "ViZDoom, masks of 120×160", 2_000, ("sb3", "ours:auto", "ours:delta", "ours:delta-zstd", *PEERS), n_envs=2
+            "ViZDoom, masks of 120×160", 4_000, ("sb3", "ours:auto", "ours:delta", "ours:delta-zstd", *PEERS), n_envs=2
         ),
         "doom_rgb": Data(
             "ViZDoom, RGB of 120×160",
-            2_000,
+            4_000,
             ("sb3", "ours:auto", "ours:bitpack", "ours:pixel-lz", SMALLEST_COLOUR, "ours:zstd-5", *PEERS),
             n_envs=2,
         ),
         "acrobot": Data("Acrobot, vectors of 6 float32", 5_000, ("sb3", "ours:auto", "ours:delta", *PEERS)),
-        "noise": Data("Noise, 4×84×84 random bytes", 1_500, ("sb3", "ours:auto", "ours:delta", "ours:zstd-5", *PEERS)),
+        "noise": Data("Noise, 4×84×84 random bytes", 3_000, ("sb3", "ours:auto", "ours:delta", "ours:zstd-5", *PEERS)),
     },
     game_steps=3_000,
     fill_rounds=24,
@@ -111,7 +111,7 @@ FULL = Plan(
 )
 
 WORKLOAD_DATA = {
-    name: Data(f"{name.capitalize()}: {ENVIRONMENTS[name].why}", 3_000, ("sb3", "ours:auto"))
+    name: Data(f"{name.capitalize()}: {ENVIRONMENTS[name].why}", 5_000, ("sb3", "ours:auto"))
     for names in WORKLOADS.values()
     for name in names
     if name not in FULL.data

@@ -31,8 +31,8 @@ from benchmarks.subjects import Subject, library_of, make_subject
 from benchmarks.subjects.base import Array
 
 WARM_UP_STEPS = 600
-"""Steps of each environment before a measurement. By then, the early trials of ``auto`` are over, and code that is
-compiled or loaded on demand is ready."""
+"""Steps of each environment in a small buffer, before a measurement. By then, code that is compiled or loaded on demand
+is ready. The buffer that is measured begins anew: see :meth:`Measurements.steps_until_settled`."""
 SETTLE_STEPS = 50
 """Steps that are played without a buffer, so that the memory that playback needs is allocated before it is measured."""
 
@@ -130,6 +130,10 @@ class Measurements:
     def usage(self) -> dict[str, Any] | None:
         return self.buffer.usage()
 
+    def steps_until_settled(self) -> int:
+        """The most steps until the buffer keeps its method. Until then, memory is not that of a buffer in use."""
+        return steps_until_settled(getattr(self.buffer, "buffer", None))
+
     def growth(self) -> int:
         """Growth of resident memory since the buffer was created, in bytes."""
         gc.collect()
@@ -167,7 +171,7 @@ class Measurements:
         return {"save": 1e3 * (saved - began), "load": 1e3 * (loaded - before_load), "size": size}
 
     def make_rollouts(self, stream: dict[str, Any], epochs: int, batch_size: int) -> None:
-        """Create a rollout buffer, and use it until the early trials of ``auto`` are over."""
+        """Create a rollout buffer, and use it until code is loaded and ``auto`` has settled on a method."""
         from benchmarks.subjects.sb3 import Sb3Like
 
         self.stream = Stream(**stream)
@@ -177,6 +181,7 @@ class Measurements:
         steps = list(self.stream.play(self.stream.steps))
         self.one_rollout = partial(subject.rollout, buffer, steps, epochs, batch_size)
         self.rollouts(-(-WARM_UP_STEPS // self.stream.steps))
+        self.rollouts(-(-steps_until_settled(buffer) // self.stream.steps))
 
     def rollouts(self, times: int) -> list[float]:
         """Milliseconds to fill the rollout buffer and to read it, for each time."""
@@ -213,6 +218,11 @@ class Measurements:
         from sb3_extra_buffers.measure.training import hash_of
 
         return hash_of(self.model.policy)
+
+
+def steps_until_settled(buffer: Any) -> int:
+    """The most steps until a buffer that chooses its method keeps it; 0 for buffers that do not choose one."""
+    return buffer.memory_usage().steps_until_settled if hasattr(buffer, "memory_usage") else 0
 
 
 def _timed(function: Callable[[Any], Any], argument: Any) -> float:

@@ -12,9 +12,8 @@ from benchmarks.workers import Workers
 
 BATCHES = {32: 8, 256: 3, 1024: 1}
 """Batch size → number of batches that are drawn in one turn."""
-GROWN_STEPS = 600
-"""Steps after which the growth of memory is measured. By then, the frame stack has been detected, and the early trials
-of ``auto`` are over."""
+FEWEST_ROUNDS = 3
+"""The fewest rounds over which the growth of memory is measured."""
 CHECKED_ROWS = 512
 """Size of the batch in which every transition must be one that was stored."""
 
@@ -41,17 +40,25 @@ def measure(plan: Plan, name: str) -> Table:
 
 
 def _fill(workers: Workers, stream: Stream, rounds: int, table: Table) -> None:
-    """Fill the buffers, overwrite everything once, and enter times and memory."""
+    """Fill the buffers, overwrite everything once, and enter times and memory.
+
+    The growth of memory is measured once ``auto`` has settled on a method, if that leaves at least a few rounds.
+    """
     made = workers.at_once("growth")
     steps = stream.steps // rounds
-    early = -(-max(GROWN_STEPS, stream.steps // 4) // steps)
-    first = workers.in_turn(early, "fill", steps=steps, remember=True)
+    first = workers.in_turn(rounds // 4, "fill", steps=steps, remember=True)
+    unsettled = max(workers.at_once("steps_until_settled").values(), default=0)
+    early = min(rounds // 4 - (-unsettled // steps), rounds - FEWEST_ROUNDS)
+    more = workers.in_turn(early - rounds // 4, "fill", steps=steps, remember=True)
     grown = workers.at_once("growth")
     rest = workers.in_turn(rounds - early, "fill", steps=steps, remember=True)
+    for subject, left in workers.at_once("steps_until_settled").items():
+        if left:
+            table.notes.append(f"{subject} had not settled on a method when its memory was measured.")
     for subject, payload in workers.at_once("payload_per_frame").items():
         table.put(subject, PAYLOAD, Absent("no account") if payload is None else [payload])
     again = workers.in_turn(rounds, "fill", steps=steps, remember=True)
-    table.put_all(ADD, {subject: first[subject] + found for subject, found in rest.items()})
+    table.put_all(ADD, {subject: first[subject] + more[subject] + found for subject, found in rest.items()})
     table.put_all(ADD_AGAIN, again)
     added = (rounds - early) * steps * stream.n_envs
     held = rounds * steps * stream.n_envs

@@ -42,7 +42,10 @@ def measure(plan: Plan) -> Table:
 
 
 def train(algorithm: str, subject: str, steps: int) -> dict[str, Any]:
-    """Train in this process. A short warm-up, in which kernels are compiled, is not timed."""
+    """Train in this process. A short warm-up, in which kernels are compiled, is not timed.
+
+    It ends before ``auto`` first tries other methods, so the time that this takes, if it does, counts: as in training.
+    """
     from sb3_extra_buffers.measure.training import hash_of
 
     model = make_model(algorithm, compressed=subject != "sb3")

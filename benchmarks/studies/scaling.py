@@ -29,11 +29,13 @@ from benchmarks.streams import Stream
 from benchmarks.studies.workloads import FULL, N_ENVS, RESULTS, SB3, describe_run, mark, sb3_bytes
 from benchmarks.targets import PAUSE
 from benchmarks.workers import Worker, WorkerError
+from sb3_extra_buffers.storage.choice import TRIALS
 
 SIZES = (10_000, 100_000, 1_000_000)
 ENV_COUNTS = (1, 4, 16, 64, 256)
-STEPS_WITH_MANY = 1_000
-"""Steps of each environment when the number of environments varies: enough for the early trials of ``auto``."""
+STEPS_WITH_MANY = 3 * TRIALS[-1].begin // 2
+"""Steps of each environment when the number of environments varies. The last trial of ``auto`` takes at most a quarter
+of them, and some hundred to measure."""
 PAIRS = 400
 """The most pairs of ``add`` and ``sample`` that are timed after filling."""
 BATCH_SIZE = 256

@@ -173,7 +173,8 @@ def measure(
         # One after the other: while SB3's large arrays cause page faults, those of other processes take longer.
         filled = {who: found[0] for who, found in workers.in_turn(1, "fill_and_watch", steps=stream.steps).items()}
         # This overwrites what was stored before auto had chosen, as soon happens in any buffer in use.
-        workers.at_once("fill", steps=stream.steps)
+        unsettled = max(workers.at_once("steps_until_settled").values(), default=0)
+        workers.at_once("fill", steps=max(stream.steps, unsettled))
         memory, usage = workers.at_once("growth"), workers.at_once("usage")
         turns = {
             size: workers.in_turn(effort.rounds, "add_and_sample", batch_size=size, times=effort.pairs)
