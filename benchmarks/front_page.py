@@ -21,6 +21,7 @@ import numpy as np
 from matplotlib.figure import Figure as Picture
 
 from benchmarks.plots import COLOURS, STYLE, save
+from benchmarks.report import markdown_table
 from benchmarks.results import Figure, Table
 from benchmarks.sections.replay import ADD_AGAIN, BYTES, SAMPLE
 from benchmarks.studies.learning_curves import ENV
@@ -73,18 +74,18 @@ def markdown(run: dict[str, Any], table: Table) -> str:
     """The first table of the front page, and how it was measured."""
     columns = {BYTES: "bytes per transition", ADD_AGAIN: "`add`, µs", SAMPLE[32]: "`sample(32)`, µs",
                SAMPLE[256]: "`sample(256)`, µs"}  # fmt: skip
-    lines = [f"| MsPacman, 84×84, stacks of 4 | {' | '.join(columns.values())} |", "|---" * (len(columns) + 1) + "|"]
+    rows = []
     for subject, title in SUBJECTS.items():
         numbers = [f"{value(table, subject, column):,.0f}" for column in columns]
         if subject == "ours:auto":
             title, numbers = f"**{title}**", [f"**{number}**" for number in numbers]
-        lines.append(f"| {title} | {' | '.join(numbers)} |")
+        rows.append((title, *numbers))
     versions = ", ".join(f"{name} {run['versions'][name]}" for name in ("SB3", "this library", "cpprb", "TorchRL"))
     about = (
         f"Measured by `python -m benchmarks` on {run['date']} on two CPU cores, with 20,000 transitions of four "
         f"environments in a full buffer; {versions}."
     )
-    return "\n" + "\n".join(lines) + f"\n\n{about}\n\n"
+    return f"\n{markdown_table(('MsPacman, 84×84, stacks of 4', *columns.values()), rows)}\n\n{about}\n\n"
 
 
 def workloads_markdown(path: Path = WORKLOADS) -> str:
@@ -92,14 +93,15 @@ def workloads_markdown(path: Path = WORKLOADS) -> str:
     rows = {row["name"]: row for row in json.loads(path.read_text())["rows"] if row["method"] == "auto"}
     measured = ("add", "sample(32)", "sample(256)")
     titles = ["observations", "bytes per transition: SB3 → ours", *(f"`{name}`" for name in measured)]
-    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    cells = []
     for name, title in KINDS.items():
         row = rows[name]
-        speeds = " | ".join(f"{row['ratios'][column]['median']:.2f}x" for column in measured)
-        lines.append(f"| {title} | {row['sb3_rss_bytes']:,.0f} → {row['rss_bytes']:,.0f} | {speeds} |")
+        speeds = (f"{row['ratios'][column]['median']:.2f}x" for column in measured)
+        cells.append((title, f"{row['sb3_rss_bytes']:,.0f} → {row['rss_bytes']:,.0f}", *speeds))
     faster = {column: sum(row["ratios"][column]["median"] >= 1 for row in rows.values()) for column in measured}
     summary = ", ".join(f"`{column}` on {count}" for column, count in faster.items())
-    return "\n" + "\n".join(lines) + f"\n\nOf all {len(rows)} workloads, ours is at least as fast in {summary}.\n\n"
+    about = f"Of all {len(rows)} workloads, ours is at least as fast in {summary}."
+    return f"\n{markdown_table(titles, cells)}\n\n{about}\n\n"
 
 
 def draw_memory_and_speed(table: Table) -> Picture:

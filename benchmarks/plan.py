@@ -44,7 +44,7 @@ class Plan:
     rollout_rounds: int
     rollout_subjects: tuple[str, ...]
     sizes: tuple[int, ...]
-    """Buffer sizes in transitions, in ascending order. Even the smallest is enough for ``auto`` to settle on a method."""
+    """Buffer sizes in transitions, in ascending order. The smallest is enough for ``auto`` to settle on a method."""
     env_counts: tuple[int, ...]
     scaling_subjects: tuple[str, ...]
     recorded_steps: int

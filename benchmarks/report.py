@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks.results import Absent, Cell, Figure, Table
@@ -22,12 +22,17 @@ def page(run: dict[str, Any], tables: Sequence[Table], pictures: dict[str, str])
 
 
 def markdown(table: Table) -> str:
-    lines = ["| | " + " | ".join(table.columns) + " |", "|---" * (len(table.columns) + 1) + "|"]
-    for subject in table.subjects:
-        cells = [_text(table, subject, column) for column in table.columns]
-        lines.append(f"| {name_of(subject)} | " + " | ".join(cells) + " |")
+    rows = [
+        (name_of(subject), *(_text(table, subject, column) for column in table.columns)) for subject in table.subjects
+    ]
     notes = [*table.notes, *(f"**Failed:** {reason.splitlines()[0]}" for reason in table.failures.values())]
-    return "\n\n".join(["\n".join(lines), *notes])
+    return "\n\n".join([markdown_table(("", *table.columns), rows), *notes])
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table in Markdown, without a line break at its end."""
+    lines = ["|" + "".join(f" {head} |" if head else " |" for head in heads), "|---" * len(heads) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(cells)} |" for cells in rows)])
 
 
 def name_of(subject: str) -> str:

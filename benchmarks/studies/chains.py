@@ -12,6 +12,7 @@ import time
 import numpy as np
 
 from benchmarks.recordings import Recording, load_recording, transitions
+from benchmarks.report import markdown_table
 from sb3_extra_buffers.compressed import CompressedReplayBuffer
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 
@@ -23,7 +24,7 @@ def main() -> None:
     parser.add_argument("--names", default="mspacman", help="recordings, separated by commas")
     parser.add_argument("--steps", type=int, default=6_000, help="steps of each of 4 environments")
     arguments = parser.parse_args()
-    print("| game | frames per record | payload, bytes per frame | sample(256), µs |\n|---|---|---|---|")
+    rows = []
     for name in arguments.names.split(","):
         recording = load_recording(name, arguments.steps)
         buffers = {length: make_buffer(recording, length) for length in LENGTHS}
@@ -39,7 +40,8 @@ def main() -> None:
             assert isinstance(store, ObservationStore)
             frames = int(store.frames.encoded.sum())
             payload = buffer.memory_usage().payload / frames
-            print(f"| {name} | {length} | {payload:.0f} | {statistics.median(times[length]):,.0f} |")
+            rows.append((name, str(length), f"{payload:.0f}", f"{statistics.median(times[length]):,.0f}"))
+    print(markdown_table(("game", "frames per record", "payload, bytes per frame", "sample(256), µs"), rows))
 
 
 def make_buffer(recording: Recording, length: int) -> CompressedReplayBuffer:

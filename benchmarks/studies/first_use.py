@@ -10,54 +10,26 @@ use the file, and the system can drop them.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import time
+from importlib import import_module
 from itertools import pairwise
-from typing import Any
+from typing import NamedTuple
 
-from benchmarks.studies.workloads import describe_run
-
-SCRIPT = """
-import json, sys, time
-import psutil, numpy as np, stable_baselines3
+import numpy as np
+import psutil
 from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 
-kind, steps = sys.argv[1], []
-def note(what):
-    memory = psutil.Process().memory_info()
-    steps.append([what, memory.rss, memory.rss - getattr(memory, "shared", 0), time.process_time()])
+from benchmarks.report import markdown_table
+from benchmarks.studies.workloads import describe_run
 
-shape, dtype = ((17,), np.float64) if kind == "vectors" else ((84, 84, 4), np.uint8)
-values = np.random.default_rng(0).integers(0, 2, (90, 1, *shape)).astype(dtype)
-note("NumPy, torch and SB3 are imported")
-if kind == "sb3":
-    cls = ReplayBuffer
-else:
-    from sb3_extra_buffers.compressed import CompressedReplayBuffer as cls
-    note("import sb3_extra_buffers.compressed")
-if kind == "images":
-    import llvmlite.binding
-    note("import llvmlite")
-    import numba
-    note("import numba")
-    from sb3_extra_buffers.compiled import load_kernels
-    for module in ("storage.matching_kernels", "codecs.delta_encode_kernels", "storage.gather_kernels"):
-        load_kernels(f"sb3_extra_buffers.{module}")
-        note(f"{module}")
-buffer = cls(1_000, spaces.Box(0, 255, shape, dtype), spaces.Discrete(2), "cpu")
-note("an empty buffer")
-rows = [np.zeros((1, 1), np.int64), np.zeros(1, np.float32), np.zeros(1, bool), [{}]]
-for t in range(80):
-    buffer.add(values[t], values[t + 1], *rows)
-note("80 calls of add()")
-buffer.sample(32)
-note("sample(32)")
-print(json.dumps(steps))
-"""
+IMAGES = spaces.Box(0, 255, (84, 84, 4), np.uint8)
 RUNS = {
     "images, kernels compiled": "images",
     "images, kernels from the cache": "images",
@@ -66,27 +38,78 @@ RUNS = {
 }
 
 
+class Step(NamedTuple):
+    """What the process had used when a step was over: bytes, and seconds."""
+
+    what: str
+    resident: int
+    anonymous: int
+    cpu_seconds: float
+
+
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--worker", choices=sorted({*RUNS.values()}), help=argparse.SUPPRESS)
+    kind = parser.parse_args().worker
+    if kind is not None:
+        print(json.dumps(use(kind)))
+        return 0
     run = describe_run("first_use")
     print(f"`{run['command']}` on {run['date']}: {run['machine']}, load {run['load']} at the start.\n")
     heads = ("", "resident memory, MB", "growth, MB", "of which anonymous, MB", "CPU time, s")
-    print("| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|")
+    rows = []
     with tempfile.TemporaryDirectory() as cache:
         for title, kind in RUNS.items():
-            command = [sys.executable, "-c", SCRIPT, kind]
+            command = [sys.executable, "-m", "benchmarks.studies.first_use", "--worker", kind]
             environment = {**os.environ, "NUMBA_CACHE_DIR": cache}
             answer = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
-            steps = json.loads(answer.splitlines()[-1])
-            print(_line(f"**{title}**", steps[0], steps[-1]))
-            for before, after in pairwise([steps[0], *steps]):
-                print(_line(after[0], before, after))
+            steps = [Step(*step) for step in json.loads(answer.splitlines()[-1])]
+            rows.append(_cells(f"**{title}**", steps[0], steps[-1]))
+            rows += [_cells(after.what, before, after) for before, after in pairwise([steps[0], *steps])]
+    print(markdown_table(heads, rows))
     return 0
 
 
-def _line(what: str, before: list[Any], after: list[Any]) -> str:
-    resident, anonymous = ((after[i] - before[i]) / 1e6 for i in (1, 2))
-    cells = (what, f"{after[1] / 1e6:.0f}", f"{resident:.0f}", f"{anonymous:.0f}", f"{after[3] - before[3]:.1f}")
-    return "| " + " | ".join(cells) + " |"
+def use(kind: str) -> list[Step]:
+    """Use a buffer in this process, which must not have imported the library yet."""
+    steps: list[Step] = []
+
+    def note(what: str) -> None:
+        memory = psutil.Process().memory_info()
+        steps.append(Step(what, memory.rss, memory.rss - getattr(memory, "shared", 0), time.process_time()))
+
+    space = spaces.Box(-np.inf, np.inf, (17,), np.float64) if kind == "vectors" else IMAGES
+    values = np.random.default_rng(0).integers(0, 2, (90, 1, *space.shape)).astype(space.dtype)
+    note("NumPy, torch and SB3 are imported")
+    buffer_class = ReplayBuffer
+    if kind != "sb3":
+        from sb3_extra_buffers.compressed import CompressedReplayBuffer
+
+        buffer_class = CompressedReplayBuffer
+        note("import sb3_extra_buffers.compressed")
+    if kind == "images":
+        for package in ("llvmlite.binding", "numba"):
+            import_module(package)
+            note(f"import {package.partition('.')[0]}")
+        from sb3_extra_buffers.compiled import load_kernels
+
+        for module in ("storage.matching_kernels", "codecs.delta_encode_kernels", "storage.gather_kernels"):
+            load_kernels(f"sb3_extra_buffers.{module}")
+            note(module)
+    buffer = buffer_class(1_000, space, spaces.Discrete(2), "cpu")
+    note("an empty buffer")
+    action, reward, done = np.zeros((1, 1), np.int64), np.zeros(1, np.float32), np.zeros(1, bool)
+    for before, after in pairwise(values[:81]):
+        buffer.add(before, after, action, reward, done, [{}])
+    note("80 calls of add()")
+    buffer.sample(32)
+    note("sample(32)")
+    return steps
+
+
+def _cells(what: str, before: Step, after: Step) -> tuple[str, ...]:
+    megabytes = (after.resident, after.resident - before.resident, after.anonymous - before.anonymous)
+    return what, *(f"{size / 1e6:.0f}" for size in megabytes), f"{after.cpu_seconds - before.cpu_seconds:.1f}"
 
 
 if __name__ == "__main__":

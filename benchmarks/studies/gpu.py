@@ -30,6 +30,7 @@ from stable_baselines3.common.buffers import ReplayBuffer, RolloutBuffer
 from tqdm import tqdm
 
 from benchmarks.recordings import Recording, Transition, load_recording, transitions
+from benchmarks.report import markdown_table
 from sb3_extra_buffers.gpu_buffers import GpuReplayBuffer, GpuRolloutBuffer
 from sb3_extra_buffers.gpu_buffers.kernels import ObservationBatch, uses_triton
 from sb3_extra_buffers.gpu_buffers.observation_store import PackedObservationStore
@@ -316,11 +317,11 @@ def _synchronize(device: th.device) -> None:
 def table(results: Results) -> str:
     """Markdown, without medians."""
     columns = list(dict.fromkeys(name for row in results.values() for name in row if "median" not in name))
-    lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    for subject, row in results.items():
-        cells = [f"{row[column]:,.1f}" if column in row else "" for column in columns]
-        lines.append(f"| {subject} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    rows = [
+        (subject, *(f"{row[column]:,.1f}" if column in row else "" for column in columns))
+        for subject, row in results.items()
+    ]
+    return markdown_table(("", *columns), rows)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.report import markdown_table
+
 TESTS = [
     "-m",
     "pytest",
@@ -119,7 +121,7 @@ def run(name: str, command: list[str], folder: Path) -> bool:
 
 def goals(folder: Path) -> str:
     """A table of what was promised and what was measured, for the studies that have run."""
-    lines = ["| | promised | measured | |", "|---|---|---|---|"]
+    rows = []
     for goal in GOALS:
         path = folder / f"{goal.study}.json"
         if path.exists():
@@ -128,8 +130,8 @@ def goals(folder: Path) -> str:
             if value is not None:
                 is_met = value <= goal.bound if goal.is_upper else value >= goal.bound
                 sign = "≤" if goal.is_upper else "≥"
-                lines.append(f"| {goal.name} | {sign} {goal.bound:g} | {value:.4g} | {'' if is_met else 'missed'} |")
-    return "\n".join(lines) + "\n"
+                rows.append((goal.name, f"{sign} {goal.bound:g}", f"{value:.4g}", "" if is_met else "missed"))
+    return markdown_table(("", "promised", "measured", ""), rows) + "\n"
 
 
 if __name__ == "__main__":

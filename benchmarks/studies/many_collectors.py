@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.recordings import load_recording
+from benchmarks.report import markdown_table
 from benchmarks.studies.segments import N_ENVS, send
 from sb3_extra_buffers.compressed import CompressedReplayBuffer
 from sb3_extra_buffers.distributed.collector import Collector, CollectorPlan, Request, weights_of
@@ -245,7 +246,7 @@ def main() -> None:
     }
     for learner, (gradient, transitions) in learners.items():
         print(f"\n{learner}")
-        print(f"| {' | '.join(HEADINGS)} |\n|{'---|' * len(HEADINGS)}")
+        rows = []
         for n in COUNTS:
             simulation = Simulation(measured, n, gradient, transitions)
             simulation.run(options.seconds)
@@ -254,7 +255,8 @@ def main() -> None:
             shares = (simulation.took_in, simulation.published, simulation.waited)
             columns = [f"{n:,}", f"{rate:,.0f}", f"{rate * measured.bytes_per_transition / 1e6:,.1f}"]
             columns += [f"{simulation.bytes_out / now / 1e6:,.1f}", *(f"{share / now:.1%}" for share in shares)]
-            print(f"| {' | '.join([*columns, f'{np.mean(simulation.behind):,.0f}'])} |")
+            rows.append([*columns, f"{np.mean(simulation.behind):,.0f}"])
+        print(markdown_table(HEADINGS, rows))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 from tqdm import tqdm
 
+from benchmarks.report import markdown_table
 from sb3_extra_buffers.compressed import CompressedPrioritizedReplayBuffer, CompressedReplayBuffer
 
 PLAIN, PRIORITIZED = "CompressedReplayBuffer", "CompressedPrioritizedReplayBuffer"
@@ -186,9 +187,8 @@ def main() -> None:
     subjects = make_subjects(arguments.size, arguments.method, not arguments.no_peers)
     results = measure(subjects, arguments.size, arguments.repeats)
     print(f"\n{arguments.size:,} transitions, batches of {BATCH_SIZE}, microseconds\n")
-    print("| | sample | update priorities | both |\n|---|---|---|---|")
-    for name, row in results.items():
-        print(f"| {name} | {row['sample']:,.0f} | {row['update']:,.0f} | {row['both']:,.0f} |")
+    rows = [(name, *(f"{row[kind]:,.0f}" for kind in ("sample", "update", "both"))) for name, row in results.items()]
+    print(markdown_table(("", "sample", "update priorities", "both"), rows))
     beyond = results[PRIORITIZED]["both"] - results[PLAIN]["sample"]
     print(f"\nPriorities cost {beyond:,.0f} µs per step; the limit is {LIMIT:,.0f} µs.")
     if arguments.json:

@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +25,7 @@ import torch as th
 from gymnasium import spaces
 
 from benchmarks.recordings import load_recording
+from benchmarks.report import markdown_table
 from benchmarks.studies.sequences import Step, steps_of
 from sb3_extra_buffers import CompressedSequenceReplayBuffer
 
@@ -127,13 +128,13 @@ def main() -> None:
                 th.autograd.backward(loss)
                 learned[name].append(time.perf_counter() - began)
     print(f"\n{size:,} steps of {given.game}; batches of {given.batch} sequences of {total} steps\n")
-    print("| | sampling | frames | with learning | frames | memory |\n|---|---|---|---|---|---|")
-    results = {}
+    results, rows = {}, []
     for name in memory:
         rates = [given.batch / statistics.quantiles(times[name], n=10)[0] for times in (sampled, learned)]
         results[name] = {"sequences_per_s": rates[0], "learned_sequences_per_s": rates[1], "bytes": memory[name]}
-        cells = " | ".join(f"{rate:,.0f} sequences/s | {rate * total:,.0f} frames/s" for rate in rates)
-        print(f"| `{name}` | {cells} | {memory[name] / 1e6:,.0f} MB |")
+        cells = chain(*((f"{rate:,.0f} sequences/s", f"{rate * total:,.0f} frames/s") for rate in rates))
+        rows.append((f"`{name}`", *cells, f"{memory[name] / 1e6:,.0f} MB"))
+    print(markdown_table(("", "sampling", "frames", "with learning", "frames", "memory"), rows))
     if given.json:
         given.json.write_text(json.dumps(results, indent=1) + "\n")
 

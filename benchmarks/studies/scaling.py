@@ -25,6 +25,7 @@ import psutil
 from tqdm import tqdm
 
 from benchmarks.recordings import load_recording
+from benchmarks.report import markdown_table
 from benchmarks.streams import Stream
 from benchmarks.studies.workloads import FULL, N_ENVS, RESULTS, SB3, describe_run, mark, sb3_bytes
 from benchmarks.targets import PAUSE
@@ -151,7 +152,7 @@ def table(rows: Sequence[Row]) -> str:
         f"`sample({BATCH_SIZE})`: 50% / 99%, µs",
         "bytes (RSS)",
     )
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    lines = []
     for row in rows:
         filling, add, sample = row.filling, row.add, row.sample
         cells = [
@@ -166,8 +167,8 @@ def table(rows: Sequence[Row]) -> str:
             f"{sample['p50']:,.0f} / {sample['p99']:,.0f}",
             f"{row.bytes_per_transition:,.0f}",
         ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return markdown_table(heads, lines)
 
 
 if __name__ == "__main__":

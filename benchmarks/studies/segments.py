@@ -17,6 +17,7 @@ from itertools import islice
 import numpy as np
 
 from benchmarks.recordings import Recording, load_recording, transitions
+from benchmarks.report import markdown_table
 from sb3_extra_buffers.compressed import CompressedReplayBuffer
 from sb3_extra_buffers.distributed import ShardedReplayBuffer
 
@@ -74,14 +75,13 @@ def main() -> None:
     for name in given.data.split(","):
         recording = load_recording(name, given.steps, N_ENVS)
         print(f"\n{name}, {given.steps * N_ENVS:,} transitions of {N_ENVS} environments\n")
-        print("| steps per segment | bytes per transition on the wire | ingested per second | bytes at the learner |")
-        print("|---|---|---|---|")
-        for segment_steps in SEGMENT_STEPS:
-            on_the_wire, rate, stored = send(recording, given.steps, segment_steps)
-            print(f"| {segment_steps} | {on_the_wire:,.0f} | {rate:,.0f} | {stored:,.0f} |")
-        print(f"\n| parts | `sample({BATCH_SIZE})`, µs | speed relative to one buffer |\n|---|---|---|")
-        for parts, (seconds, ratio) in compare_parts(recording, given.steps, given.repeats).items():
-            print(f"| {parts} | {1e6 * seconds:,.0f} | {ratio:.2f} |")
+        heads = ("steps per segment", "bytes per transition on the wire", "ingested per second", "bytes at the learner")
+        sent = {segment_steps: send(recording, given.steps, segment_steps) for segment_steps in SEGMENT_STEPS}
+        print(markdown_table(heads, [(str(steps), *(f"{n:,.0f}" for n in found)) for steps, found in sent.items()]))
+        compared = compare_parts(recording, given.steps, given.repeats)
+        rows = [(str(parts), f"{1e6 * seconds:,.0f}", f"{ratio:.2f}") for parts, (seconds, ratio) in compared.items()]
+        heads_of_parts = ("parts", f"`sample({BATCH_SIZE})`, µs", "speed relative to one buffer")
+        print("\n" + markdown_table(heads_of_parts, rows))
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from tqdm import tqdm
 
 from benchmarks.peers import prepare, python_for
 from benchmarks.recordings import Recording, load_recording
+from benchmarks.report import markdown_table
 from benchmarks.worker import give_back_memory, resident_bytes
 
 ROOT = Path(__file__).parents[2]
@@ -218,9 +219,8 @@ def compare(*buffers: Any) -> None:
 
 def print_on_device(results: dict[str, Any]) -> None:
     columns = list(next(iter(results.values())))
-    print("\n| | " + " | ".join(columns) + " |\n|---" + "|---" * len(columns) + "|")
-    for name, values in results.items():
-        print(f"| {name} | " + " | ".join(f"{values[column]:,.2f}" for column in columns) + " |")
+    rows = [(name, *(f"{values[column]:,.2f}" for column in columns)) for name, values in results.items()]
+    print("\n" + markdown_table(("", *columns), rows))
 
 
 def start(subject: str, options: list[str]) -> subprocess.Popen[str]:
@@ -290,12 +290,12 @@ def main() -> None:
     print(  # as a table for the documentation
         f"\n{n:,} steps of {given.game}, {SEQUENCES} sequences of {LENGTH} steps, {given.stack} frames each\n"
     )
-    print("| | median | 10th percentile | memory | bytes per step |\n|---|---|---|---|---|")
+    rows = []
     for subject in workers:
         size = memory[subject]
-        print(
-            f"| {subject} | {times[subject]:.2f} ms | {best[subject]:.2f} ms | {size / 1e6:,.0f} MB | {size / n:,.0f} |"
-        )
+        milliseconds = f"{times[subject]:.2f} ms", f"{best[subject]:.2f} ms"
+        rows.append((subject, *milliseconds, f"{size / 1e6:,.0f} MB", f"{size / n:,.0f}"))
+    print(markdown_table(("", "median", "10th percentile", "memory", "bytes per step"), rows))
     faster, smaller = times[TORCHRL] / times[OURS], memory[TORCHRL] / memory[OURS]
     print(f"\n{faster:.1f} times faster (at least {FASTER}), {smaller:.1f} times smaller (at least {SMALLER})")
     if given.json:

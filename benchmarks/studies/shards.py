@@ -31,6 +31,7 @@ import numpy as np
 import ray
 
 from benchmarks.recordings import load_recording, transitions
+from benchmarks.report import markdown_table
 from sb3_extra_buffers.compressed import CompressedReplayBuffer
 from sb3_extra_buffers.distributed import ShardedReplayBuffer
 
@@ -110,7 +111,6 @@ def main() -> None:
                 buffer.ingest_segment(segment, part=part)
             last_part = part
         print(f"\n{name}, {size:,} transitions, {given.shards} shards, batches of {given.batch_size}\n")
-        print("| | ms per batch | speed relative to one buffer | CPU ms per batch |\n|---|---|---|---|")
         times: dict[str, list[float]] = {}
         cpu: dict[str, list[float]] = {}
         buffers: dict[str, Any] = {"one buffer": here, KEPT: here}
@@ -125,9 +125,12 @@ def main() -> None:
                         kept.append(buffer.sample(given.batch_size))
                     times.setdefault(label, []).append((time.perf_counter() - began) / IN_TURN)
                     cpu.setdefault(label, []).append((cpu_seconds(buffer) - used) / IN_TURN)
+        rows = []
         for label, seconds in times.items():
             ratio = np.median(np.divide(times["one buffer"], seconds))
-            print(f"| {label} | {1e3 * np.median(seconds):.2f} | {ratio:.2f} | {1e3 * np.median(cpu[label]):.2f} |")
+            numbers = (1e3 * np.median(seconds), ratio, 1e3 * np.median(cpu[label]))
+            rows.append((label, *(f"{number:.2f}" for number in numbers)))
+        print(markdown_table(("", "ms per batch", "speed relative to one buffer", "CPU ms per batch"), rows))
         for where, is_near in {"this machine": True, "another machine": False}.items():
             sent = bytes_of_a_batch(there[4], given.batch_size, is_near)
             each = sent // given.batch_size

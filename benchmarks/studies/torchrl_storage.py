@@ -21,6 +21,7 @@ from typing import Any
 
 from benchmarks.peers import prepare, python_for
 from benchmarks.recordings import load_recording
+from benchmarks.report import markdown_table
 from benchmarks.studies.sequences import steps_of
 from benchmarks.worker import resident_bytes
 
@@ -74,12 +75,17 @@ def measure(game: str, n_steps: int, stack: int, repeats: int) -> None:
         buffer.set_sampler(SliceSampler(slice_len=64, end_key=("next", "done")))
     sequences = times_of(buffers, 16 * 64, repeats)
     print(f"\n{4 * n_steps:,} steps of {game}, {stack} frames each\n")
-    print("| | 32 steps | 16 sequences of 64 | `extend()`, per step | memory |\n|---|---|---|---|---|")
-    for name in buffers:
-        print(
-            f"| `{name}` | {single[name]:.2f} ms | {sequences[name]:.0f} ms | {1e6 * adding[name]:.0f} µs | "
-            f"{memory[name] / 1e6:,.0f} MB |"
+    rows = [
+        (
+            f"`{name}`",
+            f"{single[name]:.2f} ms",
+            f"{sequences[name]:.0f} ms",
+            f"{1e6 * adding[name]:.0f} µs",
+            f"{memory[name] / 1e6:,.0f} MB",
         )
+        for name in buffers
+    ]
+    print(markdown_table(("", "32 steps", "16 sequences of 64", "`extend()`, per step", "memory"), rows))
 
 
 def times_of(buffers: dict[str, Any], batch_size: int, repeats: int) -> dict[str, float]:

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.report import markdown_table
 from benchmarks.results import Figure
 from benchmarks.sections.training import KEEP_MEMORY
 from benchmarks.studies.workloads import RESULTS, SB3, describe_run, mark
@@ -125,7 +126,7 @@ def page(run: dict[str, Any], rows: list[Row]) -> str:
         "without any buffer",
         "network",
     )
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    lines = []
     for row in rows:
         is_met = row.ratio.median >= LEAST_RATIO and row.error < LEAST_RATIO - 1
         cells = [
@@ -139,8 +140,8 @@ def page(run: dict[str, Any], rows: list[Row]) -> str:
             f"{row.bound:.3f}",
             "the same" if row.is_same else "**different**",
         ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n\n".join([about, "\n".join(lines)]) + "\n"
+        lines.append(cells)
+    return f"{about}\n\n{markdown_table(heads, lines)}\n"
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from itertools import islice
 from stable_baselines3.common.buffers import ReplayBuffer
 
 from benchmarks.recordings import load_recording, transitions
+from benchmarks.report import markdown_table
 from sb3_extra_buffers.compressed import CompressedReplayBuffer
 from sb3_extra_buffers.measure.buffers import Task
 from sb3_extra_buffers.measure.comparison import time_buffers
@@ -41,11 +42,8 @@ def main() -> None:
             buffer.add(*transition)
     task = Task("Replay", *spaces, N_ENVS)
     times = time_buffers(task, buffers, islice(played, steps), steps, BATCH_SIZES, repeats=300)
-    samples = " | ".join(f"`sample({batch_size})`, µs" for batch_size in BATCH_SIZES)
-    print(f"| buffer | `add`, µs | {samples} |")
-    print("|---" * (2 + len(BATCH_SIZES)) + "|")
-    for name in buffers:
-        print(f"| {name} | {' | '.join(f'{value:,.0f}' for value in times[name].values())} |")
+    heads = ("buffer", "`add`, µs", *(f"`sample({batch_size})`, µs" for batch_size in BATCH_SIZES))
+    print(markdown_table(heads, [(name, *(f"{value:,.0f}" for value in times[name].values())) for name in buffers]))
     began = time.perf_counter()
     buffers["auto"].check()  # type: ignore[attr-defined]
     print(f"\ncheck() of {size:,} transitions: {1e3 * (time.perf_counter() - began):.1f} ms")

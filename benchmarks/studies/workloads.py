@@ -32,6 +32,7 @@ from tqdm import tqdm
 from benchmarks.environments import ENVIRONMENTS, HELD_OUT, WORKLOADS
 from benchmarks.peers import MissingPeerError
 from benchmarks.recordings import load_recording, longest_recording
+from benchmarks.report import markdown_table
 from benchmarks.results import Figure
 from benchmarks.streams import Stream
 from benchmarks.targets import PAUSE, Targets, is_within, targets_of
@@ -311,7 +312,7 @@ def table(rows: Sequence[Row]) -> str:
         "bytes: RSS / `memory_usage()` of SB3's",
         "in use",
     )
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    lines = []
     for row in rows:
         targets = row.targets
         limit = targets.limit_of(row.name)
@@ -327,8 +328,8 @@ def table(rows: Sequence[Row]) -> str:
             f" ({row.rss_bytes / row.sb3_rss_bytes:.3f}) {mark(is_small)}",
             _in_use(row.chosen),
         ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return markdown_table(heads, lines)
 
 
 def summary(rows: Sequence[Row]) -> list[str]:
