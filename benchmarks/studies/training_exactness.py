@@ -25,9 +25,9 @@ from stable_baselines3 import A2C, DQN, PPO, SAC
 from stable_baselines3.common.atari_wrappers import WarpFrame
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecTransposeImage
 
+from benchmarks.networks import SmallCnn
 from sb3_extra_buffers.codecs.availability import require
 from sb3_extra_buffers.compressed import CompressedReplayBuffer, CompressedRolloutBuffer
 from sb3_extra_buffers.compressed.maskable_buffer import CompressedMaskableRolloutBuffer
@@ -37,19 +37,6 @@ from sb3_extra_buffers.training_utils.atari import make_env
 N_ENVS = 4
 SLOTS = 750
 """Size of the replay buffers, in steps of all environments."""
-
-
-class SmallCnn(BaseFeaturesExtractor):
-    """A fast network, which takes about a millisecond, but sees enough of an image to reveal a difference."""
-
-    def __init__(self, observation_space: spaces.Box) -> None:
-        super().__init__(observation_space, features_dim=16)
-        channels, height, width = observation_space.shape
-        self.convolution = th.nn.Conv2d(channels, 4, kernel_size=12, stride=8)
-        self.linear = th.nn.Linear(4 * ((height - 12) // 8 + 1) * ((width - 12) // 8 + 1), 16)
-
-    def forward(self, observations: th.Tensor) -> th.Tensor:
-        return self.linear(th.relu(self.convolution(observations)).flatten(1))  # type: ignore[no-any-return]
 
 
 class SomeActions(gym.Wrapper[Any, Any, Any, Any]):

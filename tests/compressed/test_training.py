@@ -14,9 +14,9 @@ from gymnasium import spaces
 from stable_baselines3 import A2C, DQN, PPO, SAC
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack
 
+from benchmarks.networks import SmallCnn
 from sb3_extra_buffers.compressed import (
     CompressedDictReplayBuffer,
     CompressedDictRolloutBuffer,
@@ -34,25 +34,7 @@ DICT_SPACE = spaces.Dict(
         "kind": spaces.Discrete(7),
     }
 )
-
-
-class TinyCnn(BaseFeaturesExtractor):
-    """Sees enough of an image for a difference to show, and takes a millisecond."""
-
-    def __init__(self, observation_space: spaces.Box) -> None:
-        super().__init__(observation_space, features_dim=16)
-        self.layers = th.nn.Sequential(
-            th.nn.Conv2d(observation_space.shape[0], 4, kernel_size=12, stride=8), th.nn.ReLU(), th.nn.Flatten()
-        )
-        with th.no_grad():
-            n_features = self.layers(th.zeros(1, *observation_space.shape)).shape[1]
-        self.last = th.nn.Linear(n_features, 16)
-
-    def forward(self, observations: th.Tensor) -> th.Tensor:
-        return self.last(self.layers(observations))
-
-
-SMALL_IMAGES = {"features_extractor_class": TinyCnn, "net_arch": [8]}
+SMALL_IMAGES = {"features_extractor_class": SmallCnn, "net_arch": [8]}
 
 
 def atari(name: str, n_envs: int) -> VecEnv:
