@@ -20,7 +20,7 @@ from sb3_extra_buffers.gpu_buffers.arena import DeviceArena
 from sb3_extra_buffers.gpu_buffers.device_codecs import DeviceDelta
 from sb3_extra_buffers.gpu_buffers.frame_store import DeviceFrameStore
 from sb3_extra_buffers.gpu_buffers.transfer import Staging
-from tests.gpu.helpers import IMAGES, SPACES, recorded, replay_pair
+from tests.gpu.helpers import IMAGES, SPACES, recorded, replay_pair, rollout_pair
 from tests.transitions import Transition, add_to_replay, copied, sample_both
 
 SOURCES = str(Path(sb3_extra_buffers.__file__).parent)
@@ -232,6 +232,26 @@ def check_ctrl_c(
     assert hits > n_steps / 4
     assert len(visited) > 20
     sample_both(plain, ours, batch_size=24, seed=0)
+
+
+@pytest.mark.parametrize("name", ["actions", "rewards", "episode_starts", "values", "log_probs"])
+def test_ctrl_c_while_a_rollout_is_fetched_loses_none_of_it(name: str, device: str) -> None:
+    plain, ours = rollout_pair(SPACES["float32"], device, slots=5)
+    for line in range(1, 30):
+        plain.reset()
+        ours.reset()
+        for transition in recorded("float32", 2)[:5]:
+            rest = transition.action, transition.reward, transition.done, *map(th.tensor, (transition.reward,) * 2)
+            plain.add(transition.obs.copy(), *rest)
+            ours.add(transition.obs.copy(), *(th.as_tensor(part, device=device) for part in rest))
+        try:
+            with interrupted_at(line):
+                getattr(ours, name)
+        except KeyboardInterrupt:
+            np.testing.assert_array_equal(getattr(ours, name), getattr(plain, name))
+        else:
+            assert line > 10
+            return
 
 
 @pytest.mark.parametrize("place", ["prepare", "write_step"])

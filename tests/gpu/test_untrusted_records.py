@@ -131,6 +131,20 @@ def test_records_that_could_not_have_been_written_are_refused(
         load(method, group, {name: heap}, device)
 
 
+@pytest.mark.parametrize("start", [-1, 1 << 40, 2**63 - 1])
+@pytest.mark.parametrize("is_raw", [False, True])
+@pytest.mark.parametrize(("method", "group"), METHODS[:3])
+@pytest.mark.usefixtures("kernels")
+def test_records_outside_the_arena_are_refused(method: str, group: int, is_raw: bool, start: int, device: str) -> None:
+    name, starts = array_named(method, group, "frames/starts")
+    lengths, encoded = (array_named(method, group, f"frames/{part}") for part in ("lengths", "encoded"))
+    newest = (0, (encoded[1][0] // group - 1) % starts.shape[1])
+    starts[newest] = start
+    lengths[1][newest] = group * 72 if is_raw else group * 4
+    with pytest.raises(CorruptDataError, match="outside the arena"):
+        load(method, group, {name: starts, lengths[0]: lengths[1]}, device)
+
+
 @pytest.mark.parametrize(("method", "group"), METHODS)
 @pytest.mark.usefixtures("kernels")
 @given(data=st.data())

@@ -30,13 +30,14 @@ def check_records(store: DeviceFrameStore) -> None:
     """Raise :class:`~sb3_extra_buffers.errors.CorruptDataError` unless all records can be decoded."""
     codec = store.codec
     starts, lengths, _ = store.index.entries(store.index.places(*store.live_records()))
+    n_bytes = len(store.arena.heap)
+    if (starts < 0).any() or (starts > n_bytes - lengths).any():  # the sum of both could overflow
+        raise CorruptDataError(f"A record lies outside the arena, which has {n_bytes:,} bytes.")
     encoded = lengths != codec.record_bytes
     starts, lengths = starts[encoded], lengths[encoded]
     if not len(starts):
         return
     data = store.arena.data
-    if (starts < 0).any() or (starts + lengths > len(data)).any():
-        raise CorruptDataError("A record lies outside the arena.")
     pieces = np.flatnonzero(np.diff(np.cumsum(lengths) // _AT_ONCE)) + 1
     for part in np.split(np.arange(len(starts)), pieces):
         if isinstance(codec, RleCodec):

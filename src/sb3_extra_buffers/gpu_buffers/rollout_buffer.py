@@ -104,10 +104,11 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
     def _fetch_fields(self) -> None:
         """Copy steps that are only on the device to SB3's arrays."""
         with self._lock.held:
-            steps, self._on_device = self._on_device, []
+            steps = self._on_device
             for name, rows in self._rows_on_device.items() if steps else ():
                 # One copy of all rows, because nearly always all of them are needed.
                 self.__dict__[name][steps] = rows.cpu().numpy()[steps]
+            self._on_device = []
 
     def _move_fields(self, location: th.device) -> None:
         if self.__dict__.get("_on_device"):
