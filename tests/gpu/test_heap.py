@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from sb3_extra_buffers.errors import CapacityError, ExtraBuffersError
 from sb3_extra_buffers.gpu_buffers import arena as arena_module
 from sb3_extra_buffers.gpu_buffers.arena import CappedArena, DeviceArena, HeapBudget, pack_segments
 from sb3_extra_buffers.gpu_buffers.driver import DeviceMemory
-from tests.gpu.helpers import IMAGES, recorded, replay_pair
+from sb3_extra_buffers.gpu_buffers.transfer import Staging
+from tests.gpu.helpers import IMAGES, recorded, replay_pair, rollout_pair
 from tests.transitions import add_to_replay, copied, draw, play, sample_both
 
 
@@ -113,6 +115,28 @@ class TestSharedRawHeap:
         heap.free(0)
         heap.write(1, th.ones(90, dtype=th.uint8, device=device))
         assert int(heap.read(1).sum()) == 90
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("method", ["none", "delta"])
+@pytest.mark.parametrize("make", [replay_pair, rollout_pair])
+def test_device_bytes_count_everything_that_is_sent(make: Any, method: str, device: str) -> None:
+    gc.collect()
+    before = [part for part in gc.get_objects() if type(part) is Staging]
+    _, ours = make(IMAGES, device, slots=4, compression_method=method, frame_stack=4)
+    for transition in recorded("channels first", 2)[:4]:
+        if make is replay_pair:
+            add_to_replay([ours], transition)
+        else:
+            rest = (th.as_tensor(part, device=device) for part in (transition.action, *[transition.reward] * 4))
+            ours.add(transition.obs, *rest)
+    _ = ours.sample(2) if make is replay_pair else list(ours.get(4))
+    counted = ours._device_tensors()
+    of_it = [part for part in gc.get_objects() if type(part) is Staging and part not in before]
+    assert of_it
+    kept = [*(part.sent for part in of_it), *(ours._rows_on_device.values() if make is rollout_pair else ())]
+    assert all(any(tensor is other for other in counted) for tensor in kept)
+    assert ours.device_bytes == sum({id(tensor): tensor.nbytes for tensor in counted}.values()), "nothing twice"
 
 
 def test_segments_are_packed_in_order(device: str) -> None:

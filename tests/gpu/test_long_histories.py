@@ -173,6 +173,12 @@ class TestChecking:
         with pytest.raises(CorruptDataError):
             ours.check_device()
 
+    def test_the_arena_is_copied_once(self, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        ours, copies, data = self.filled(device), [], arena.DeviceArena.data.fget
+        monkeypatch.setattr(arena.DeviceArena, "data", property(lambda own: copies.append(own) or data(own)))
+        ours.check()
+        assert len(copies) == 1
+
     def test_where_observations_end(self, device: str) -> None:
         ours = self.filled(device)
         ours._stores[""].frames.ends[1][3, 1] += 1000

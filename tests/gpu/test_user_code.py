@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch as th
 
-from tests.gpu.helpers import IMAGES, recorded, replay_pair
+from sb3_extra_buffers.gpu_buffers import driver
+from tests.gpu.helpers import IMAGES, SPACES, recorded, replay_pair
 from tests.transitions import add_to_replay, assert_same, sample_both
 
 needs_cuda = pytest.mark.skipif(not th.cuda.is_available(), reason="needs a GPU")
@@ -27,6 +28,47 @@ def network() -> th.nn.Module:
     th.manual_seed(0)
     size = int(np.prod(IMAGES.shape))
     return th.nn.Sequential(th.nn.Flatten(), th.nn.Linear(size, 16), th.nn.ReLU(), th.nn.Linear(16, 1)).cuda()
+
+
+def test_a_move_waits_for_other_threads(device: str) -> None:
+    _, ours = filled(device)
+    thread = threading.Thread(target=ours.to, args=("cpu",))
+    with ours._lock.held:
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_a_move_that_failed_can_be_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = "cuda" if th.cuda.is_available() else "meta"
+    plain, ours = replay_pair(SPACES["Dict"], "cpu", compression_method="delta", frame_stack=None)
+    for transition in recorded("Dict", 2)[:20]:
+        add_to_replay([plain, ours], transition)
+    last = list(ours._stores.values())[-1]
+
+    def no_memory(device: th.device) -> None:
+        raise th.cuda.OutOfMemoryError(f"no memory on {device}")
+
+    monkeypatch.setattr(last, "to", no_memory)
+    with pytest.raises(th.cuda.OutOfMemoryError):
+        ours.to(there)
+    monkeypatch.undo()
+    ours.to("cpu")
+    assert {store.device.type for store in ours._stores.values()} == {"cpu"}
+    sample_both(plain, ours, batch_size=20, seed=0)
+    ours.check()
+
+
+@needs_cuda
+@pytest.mark.parametrize("method", ["none", "delta"])
+def test_without_the_driver_torch_does_its_work_cuda(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "_driver", lambda: None)
+    monkeypatch.setattr(driver, "_LARGE", 1)
+    plain, ours = filled("cuda", method)
+    sample_both(plain, ours, batch_size=20, seed=0)
+    ours.check()
 
 
 @needs_cuda

@@ -65,6 +65,8 @@ class BaseGpuBuffer(BaseCompressedBuffer):
     _has_segments = False
     _checked_device: th.device | None = None
     """The value of ``device`` when the buffer was last moved."""
+    _is_moving = False
+    """Whether a move has begun and not ended. If it failed, parts of the buffer may be on either device."""
     _outputs_stay = True
     """Whether batches stay on the device that holds the observations."""
     _stream: int | None = None
@@ -122,7 +124,7 @@ class BaseGpuBuffer(BaseCompressedBuffer):
 
     def to(self, device: th.device | str) -> BaseGpuBuffer:
         """Move all stored data to ``device``, and return batches there from now on."""
-        with normal_tensors():
+        with self._lock.held, normal_tensors():
             self.device = get_device(device)
             self._requested_device = None
             self._checked_device = None
@@ -158,11 +160,13 @@ class BaseGpuBuffer(BaseCompressedBuffer):
     def _move_to_requested_device(self) -> None:
         """Move the buffer if its device has changed: SB3 assigns ``device`` after loading a buffer."""
         location = self.buffer_device
-        if location != self._location:
+        if location != self._location or self._is_moving:
+            self._is_moving = True
             for store in self._stores.values():
                 store.to(location)
             self._move_fields(location)
             self._location, self._stream, self._last_stream, self._staging = location, None, None, {}
+            self._is_moving = False
         self._outputs_stay = self._location == _with_index(th.device(self.device))
         self._checked_device = self.device
 
@@ -210,13 +214,15 @@ class BaseGpuBuffer(BaseCompressedBuffer):
 
     def _device_tensors(self) -> list[th.Tensor]:
         """Everything on the device that kernels read or write."""
-        return [tensor for store in self._stores.values() for tensor in store.device_tensors()]
+        of_stores = [tensor for store in self._stores.values() for tensor in store.device_tensors()]
+        return [*of_stores, *(staging.sent for staging in self._staging.values())]
 
     _rebuilt: ClassVar[tuple[str, ...]] = (
         "_stream",
         "_last_stream",
         "_location",
         "_checked_device",
+        "_is_moving",
         "_outputs_stay",
         "_budget",
         "_fields",

@@ -42,6 +42,11 @@ def _driver() -> Any:
     return library
 
 
+def has_driver() -> bool:
+    """Whether the functions of this module can be called. Without CUDA's driver, as on ROCm, torch does the work."""
+    return _driver() is not None
+
+
 def _call(name: str, *arguments: Any, may_fail: bool = False) -> bool:
     """Call a function of CUDA's driver, and return whether it succeeded."""
     code = getattr(_driver(), name)(*arguments)
@@ -83,9 +88,11 @@ class Kernel:
     @staticmethod
     def can_launch(compiled: Any) -> bool:
         """Whether a kernel needs nothing except its arguments, such as scratch memory or clusters."""
+        if not has_driver():
+            return False
         metadata = compiled.metadata
         needs = metadata.global_scratch_size, metadata.profile_scratch_size, metadata.launch_cooperative_grid
-        return _driver() is not None and not any(needs) and metadata.num_ctas == 1 and not metadata.launch_pdl
+        return not any(needs) and metadata.num_ctas == 1 and not metadata.launch_pdl
 
     def launch(self, grid: tuple[int, int], stream: int, tensors: Sequence[th.Tensor], numbers: Sequence[int]) -> None:
         arguments = getattr(self._threads, "arguments", None)
@@ -143,7 +150,7 @@ class DeviceMemory:
         if self._addresses is not None:
             self.bytes = self._addresses.tensor(size)
             return
-        if device.type == "cuda" and size >= _LARGE and _driver() is not None:
+        if device.type == "cuda" and size >= _LARGE and has_driver():
             self._addresses = _AddressRange(device)
             self.bytes = self._addresses.tensor(size)
         else:

@@ -74,6 +74,10 @@ class Fields:
             self._staging = Staging(self.copy.shape[1], th.int32, device)
         self._unsent = 0, len(self.rows)
 
+    def device_tensors(self) -> list[th.Tensor]:
+        """Everything on the device that kernels read or write."""
+        return [] if self.copy is None else [self.copy, self._staging.sent]
+
     @cached_property
     def _columns(self) -> dict[str, th.Tensor]:
         """Each field in :attr:`copy`, as a view ``(slots, *shape)`` in the field's dtype."""

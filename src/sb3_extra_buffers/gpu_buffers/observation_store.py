@@ -324,7 +324,7 @@ class DenseObservationStore(DeviceStore):
 
     def write_step(self, places: list[tuple[int, int]], step: Step, fields: FieldRow | None = None) -> None:
         parts, (pixels, chunk, item), continues = step.parts
-        if continues:
+        if continues and places[0] != self._newest:  # with optimize_memory_usage, they are usually the same
             self.values[places[0]].copy_(self.values[self._newest])
         for (column, slot), part in zip(places[continues:], parts, strict=True):
             target = self.values[column, slot].view(-1)
@@ -374,7 +374,7 @@ class DenseObservationStore(DeviceStore):
                 self.digests.clear(self.n_slots)
 
     def device_tensors(self) -> list[th.Tensor]:
-        return [self.values]
+        return [self.values, *self._staging.tensors]
 
     def check(self) -> None:
         pass  # a tensor of observations has no invariants

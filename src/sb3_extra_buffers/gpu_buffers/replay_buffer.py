@@ -185,16 +185,16 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
             self._fields.to(location)
 
     def _device_tensors(self) -> list[th.Tensor]:
-        copy = self._fields.copy
-        return [*super()._device_tensors(), *([] if copy is None else [copy])]
+        return [*super()._device_tensors(), *self._fields.device_tensors()]
 
     def _restore_field(self, name: str, fields: SavedState) -> None:
         field = getattr(self, name)
         field[:] = fields.array(name, field.dtype, field.shape)
 
     def check(self) -> None:
-        super().check()
-        self.check_device()
+        with self._lock.held:
+            super().check()
+            self._fields.check()
 
     def check_device(self) -> None:
         with self._lock.held:

@@ -92,7 +92,7 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
     def _device_rows(self) -> dict[str, th.Tensor]:
         """Tensors on the device with the shapes and dtypes of SB3's arrays."""
         rows: dict[str, th.Tensor] = self.__dict__.get("_rows_on_device", {})
-        if not rows or rows["rewards"].device != self._location:
+        if not rows:
             arrays = {name: self.__dict__[name] for name in _ADDED_FIELDS}
             rows = {
                 name: th.zeros(array.shape, dtype=torch_dtype(array.dtype), device=self._location)
@@ -110,9 +110,13 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
                 self.__dict__[name][steps] = rows.cpu().numpy()[steps]
             self._on_device = []
 
+    def _device_tensors(self) -> list[th.Tensor]:
+        return [*super()._device_tensors(), *self.__dict__.get("_rows_on_device", {}).values()]
+
     def _move_fields(self, location: th.device) -> None:
         if self.__dict__.get("_on_device"):
             self._fetch_fields()
+        self._rows_on_device: dict[str, th.Tensor] = {}
 
     def get(self, batch_size: int | None = None) -> Generator[RolloutBufferSamples, None, None]:
         self._fetch_fields()  # SB3 reads the arrays from __dict__ here, not through the properties

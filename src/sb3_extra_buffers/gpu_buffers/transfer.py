@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch as th
 
 from sb3_extra_buffers.codecs.base import Bytes, Indices
-from sb3_extra_buffers.gpu_buffers.driver import copy_to_device
+from sb3_extra_buffers.gpu_buffers.driver import copy_to_device, has_driver
 from sb3_extra_buffers.storage.stacking import MemoryForm, StackLayout
 
 CPU = th.device("cpu")
@@ -146,7 +146,7 @@ class Staging:
         self.sent = th.empty(self.row_size, dtype=dtype, device=device)
         """The newest row, on the device."""
         self._addresses = [row.data_ptr() for row in self.tensors]
-        self._uses_driver = self._on_gpu and not has_several_gpus()
+        self._uses_driver = self._on_gpu and has_driver() and not has_several_gpus()
         self._target = self.sent.data_ptr(), dtype.itemsize, self.sent.device.index
 
     def next(self) -> int:
