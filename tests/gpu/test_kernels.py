@@ -83,8 +83,9 @@ def lengths_of(tensors: DeviceFrames) -> np.ndarray:
 def ordered(tensors: DeviceFrames, lengths: np.ndarray, room: int) -> tuple[DeviceFrames, np.ndarray]:
     """Orders to write all records one after the other, from an odd place on. Returns where they start as well."""
     heap = th.full((int(lengths.sum()) + room,), 77, dtype=th.uint8, device=tensors.ring.device)
-    orders = th.tensor([3, 99, *[0] * N_LANES], device=heap.device)
-    sizes = lengths[lengths > 0]
+    sizes, of_lanes = lengths[lengths > 0], lengths.sum(1)
+    begins = 3 + np.cumsum(of_lanes) - of_lanes
+    orders = th.tensor(np.concatenate([begins, (lengths > 0).sum(1), np.zeros_like(begins)]), device=heap.device)
     return tensors._replace(heap=heap, orders=orders), 3 + np.cumsum(sizes) - sizes
 
 
@@ -175,11 +176,9 @@ def test_only_the_first_records_of_each_lane(device: str) -> None:
     tensors, _, first = filled(300, "changes a little", 6, 1, device)
     module, form = kernel_module("rle"), (2, 1, 65535)
     module.measure_rle(tensors, *form)
-    tensors, _ = ordered(tensors, lengths_of(tensors), 303)
-    tensors.orders[1] = 4
-    tensors.encoded.copy_(th.tensor(first, device=device))
     lengths = lengths_of(tensors)
     lengths[:, 4:] = 0
+    tensors, _ = ordered(tensors, lengths, 303)
     sizes = lengths[lengths > 0]
     module.write_rle(tensors, *form)
     check_index(tensors, 3 + np.cumsum(sizes) - sizes, lengths, first)
@@ -202,7 +201,7 @@ def test_a_newer_reference(content: str, device: str) -> None:
     for lane, (newest, newer, oldest) in enumerate(zip(words[:, -1], words[:, -9], words[:, 0], strict=True)):
         saved = np.count_nonzero(newest != oldest) - np.count_nonzero(newest != newer)
         assert tensors.report[lane, 1] == (saved if newest.any() else 0)
-    tensors.orders.copy_(th.tensor([0, 0, 0, 2], device=device))
+    tensors.orders.copy_(th.tensor([0, 0, 0, 0, 0, 2], device=device))
     module.write_delta(tensors)
     np.testing.assert_array_equal(tensors.table[2].cpu().numpy(), words[1, -1])
     assert tensors.references.tolist() == [0, 2]
@@ -338,7 +337,7 @@ def test_frames_of_every_size(method: str, group: int, size: int, content: str, 
 def test_an_index_that_has_grown_is_sent_before_records_are_written(device: str) -> None:
     store, seen, ends = stored("delta", 2, 7, np.uint8, "changes a little", device)
     store._grow_index()  # and then Ctrl-C came
-    store._write_records(0, 0, _NO_RECORDS, np.array([1]))
+    store._write_records(_NO_RECORDS, np.array([1]))
     store.check()
     check_frames(store, seen, ends)
 

@@ -155,7 +155,7 @@ class DeviceFrameStore(CappedFrameStore):
     def _request_report(self) -> None:
         """Let the device measure all complete records in the ring, and request its report."""
         if isinstance(self.codec, DeviceDelta):
-            self._write_records(0, 0, _NO_RECORDS, np.flatnonzero(self.codec.references_for(self.n_lanes) == 0))
+            self._write_records(_NO_RECORDS, np.flatnonzero(self.codec.references_for(self.n_lanes) == 0))
         self.codec.measure(self.tensors)
         if self.ends:
             kernel_module("append").find_oldest(self.tensors, self.ends)
@@ -170,7 +170,7 @@ class DeviceFrameStore(CappedFrameStore):
         oldest = rows[:, 2] - self.layout.stack if self.ends else np.zeros_like(self.heads)
         counts = (rows[:, 0] - rows[:, 3]) // self.codec.frames_per_record
         all_lengths, most = rows[:, REPORT_HEADER:], int(counts.max())
-        start, records = 0, _NO_RECORDS
+        records = _NO_RECORDS
         while most and not len(records[0]):
             firsts = self.encoded // self.codec.frames_per_record
             lanes, numbers = numbers_from(firsts, counts)
@@ -187,14 +187,12 @@ class DeviceFrameStore(CappedFrameStore):
                 records = lanes, numbers, start + np.cumsum(lengths) - lengths, lengths
         self._report_is_pending = False  # before anything can fail: records must not be entered twice
         to_renew = self.codec.lanes_to_renew(rows[:, 1], counts) if isinstance(self.codec, DeviceDelta) else _NOTHING
-        self._write_records(start, most, records, to_renew)
+        self._write_records(records, to_renew)
         self._most_waiting, self._in_waiting = int((self.heads - self.encoded).max()), self._in_heads
 
-    def _write_records(self, start: int, most: int, records: Records, to_renew: Indices) -> None:
+    def _write_records(self, records: Records, to_renew: Indices) -> None:
         """Let the device write measured records, and make the newest frames of some lanes their references.
 
-        :param start: Where in the arena the records begin.
-        :param most: The most records to write for each lane.
         :param records: The lane, number, start and length of each record.
         """
         codec, group = self.codec, self.codec.frames_per_record
@@ -205,16 +203,18 @@ class DeviceFrameStore(CappedFrameStore):
         references, renewed = np.zeros_like(lanes), _NOTHING
         if isinstance(codec, DeviceDelta):
             references = codec.references_for(self.n_lanes)[lanes]
-        encoded = self.encoded + group * np.bincount(lanes, minlength=self.n_lanes)
+        n_new = np.bincount(lanes, minlength=self.n_lanes)
+        encoded = self.encoded + group * n_new
         self._index_is_stale = True  # until host and device agree again, in case something fails before
         try:
             row = self._orders.next()
-            orders = self._orders.arrays[row]
-            orders[0], orders[1], orders[2:] = start, most, 0
+            orders = self._orders.arrays[row][: 3 * self.n_lanes].reshape(3, self.n_lanes)
+            orders[0, lanes[::-1]] = starts[::-1]  # backwards, so that the start of each lane's first record remains
+            orders[1], orders[2] = n_new, 0
             if isinstance(codec, DeviceDelta) and len(to_renew):
                 renewed = codec.new_references(len(to_renew))
                 self._grow_table(int(renewed.max()) + 1)
-                orders[2 + to_renew] = renewed
+                orders[2, to_renew] = renewed
             self._orders.send(row)
             codec.write(self.tensors)
         except BaseException:
@@ -358,7 +358,7 @@ class DeviceFrameStore(CappedFrameStore):
         self._table_memory = DeviceMemory(self.device)
         self._index_is_stale = True
 
-        self._orders = Staging(2 + self.n_lanes, th.int64, self.device)
+        self._orders = Staging(3 * self.n_lanes, th.int64, self.device)
         self._progress = Progress(self.n_lanes, self.device)
         tensors = DeviceFrames.zeros(self.n_lanes, n_frames, frame_bytes, group, stack, self.device)
         self.tensors = tensors._replace(heap=self.arena.heap, orders=self._orders.sent)

@@ -28,14 +28,12 @@ def _array_property(name: str) -> Any:
     """A property for one of SB3's arrays. Accessing it first copies steps to the host that are only on the device."""
 
     def get(buffer: Any) -> npt.NDArray[Any]:
-        if buffer.__dict__.get("_on_device"):
-            buffer._fetch_fields()
+        buffer._fetch_fields()
         array: npt.NDArray[Any] = buffer.__dict__[name]
         return array
 
     def replace(buffer: Any, array: npt.NDArray[Any]) -> None:
-        if buffer.__dict__.get("_on_device"):
-            buffer._fetch_fields()
+        buffer._fetch_fields()
         buffer.__dict__[name] = array
 
     return property(get, replace)
@@ -103,19 +101,20 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
 
     def _fetch_fields(self) -> None:
         """Copy steps that are only on the device to SB3's arrays."""
+        if not self.__dict__.get("_on_device"):  # SB3's constructor and unpickling have none yet
+            return
         with self._lock.held:
             steps = self._on_device
-            for name, rows in self._rows_on_device.items() if steps else ():
+            for name, rows in self._rows_on_device.items():
                 # One copy of all rows, because nearly always all of them are needed.
                 self.__dict__[name][steps] = rows.cpu().numpy()[steps]
-            self._on_device = []
+            self._on_device = []  # last: an interrupted copy is repeated
 
     def _device_tensors(self) -> list[th.Tensor]:
         return [*super()._device_tensors(), *self.__dict__.get("_rows_on_device", {}).values()]
 
     def _move_fields(self, location: th.device) -> None:
-        if self.__dict__.get("_on_device"):
-            self._fetch_fields()
+        self._fetch_fields()
         self._rows_on_device: dict[str, th.Tensor] = {}
 
     def get(self, batch_size: int | None = None) -> Generator[RolloutBufferSamples, None, None]:

@@ -55,8 +55,8 @@ class DeviceFrames(NamedTuple):
     newer reference would save in the newest frame; where its oldest observation ends; its first frame that is not in a
     record; its reference; and then the length of each complete record whose frames are in the ring."""
     orders: th.Tensor
-    """``int64``, (2 + lanes,): what the host decides. Where in the heap to write the measured records; how many of each
-    lane to write at most; and for each lane the number of its new reference frame, or 0 to keep the old one."""
+    """``int64``, (3 * lanes,): what the host decides. First where in the heap the measured records of each lane begin,
+    then how many of them to write, then the number of each lane's new reference frame, or 0 to keep the old one."""
     group: int
     """Frames in a record."""
     stack: int
@@ -82,7 +82,7 @@ class DeviceFrames(NamedTuple):
             known=zeros(n_lanes, dtype=th.int32),
             encoded=zeros(n_lanes),
             report=zeros(n_lanes, REPORT_HEADER + ring_frames // group),
-            orders=zeros(2 + n_lanes),
+            orders=zeros(3 * n_lanes),
             group=group,
             stack=stack,
         )
@@ -91,6 +91,11 @@ class DeviceFrames(NamedTuple):
     def ring_frames(self) -> int:
         """Frames that the ring holds in each lane."""
         return self.ring.shape[1]
+
+    @property
+    def n_records(self) -> int:
+        """The most records of each lane that are measured at a time."""
+        return self.report.shape[1] - REPORT_HEADER
 
     @property
     def frame_bytes(self) -> int:

@@ -201,7 +201,7 @@ def _write(
     lane = tl.program_id(0).to(tl.int64)
     record = tl.program_id(1)
     if record == n_records:
-        renewed = tl.load(orders + 2 + lane)
+        renewed = tl.load(orders + 2 * tl.num_programs(0) + lane)
         if renewed != 0:
             _renew_reference(ring, table, lane, tl.load(heads + lane), renewed, ring_frames, FRAME_BYTES, BLOCK)
             tl.store(references + lane, renewed)
@@ -249,7 +249,7 @@ _launch_write = Launcher(_write, n_warps=4)
 
 def measure_delta(frames: DeviceFrames) -> None:
     """Measure the next records of each lane. Fills :attr:`DeviceFrames.report`."""
-    n_lanes, n_records = frames.report.shape[0], frames.report.shape[1] - REPORT_HEADER
+    n_lanes, n_records = frames.report.shape[0], frames.n_records
     _launch_measure(
         frames.ring.device, (n_lanes, n_records + 1),
         (frames.ring, frames.table, frames.heads, frames.encoded, frames.references, frames.headers, frames.report),
@@ -259,7 +259,7 @@ def measure_delta(frames: DeviceFrames) -> None:
 
 def write_delta(frames: DeviceFrames) -> None:
     """Write measured records, enter them into the index, and renew references, as :attr:`DeviceFrames.orders` says."""
-    n_lanes, n_records = frames.report.shape[0], frames.report.shape[1] - REPORT_HEADER
+    n_lanes, n_records = frames.report.shape[0], frames.n_records
     _launch_write(
         frames.ring.device, (n_lanes, n_records + 1),
         (

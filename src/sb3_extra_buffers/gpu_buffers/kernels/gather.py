@@ -98,30 +98,18 @@ def begin_report(row, head, saved, first, reference):
 
 
 @triton.jit
-def _records_to_write(row, orders, GROUP: tl.constexpr):
-    """How many of a lane's measured records the host has ordered to be written."""
-    return tl.minimum((tl.load(row) - tl.load(row + 3)) // GROUP, tl.load(orders + 1))
-
-
-@triton.jit
 def find_record(
     report, orders, lane, record, records, encoded, capacity, n_records, GROUP: tl.constexpr, RECORDS: tl.constexpr
 ):  # fmt: skip
-    """Enter this program's record into the index, if it was measured and is to be written.
+    """Enter this program's record into the index, if it is to be written.
 
-    Records lie in the heap lane by lane, so a record starts after all records of earlier lanes and the earlier ones of
-    its own. Returns its first frame, its start in the heap, and its length and reference, or 0 if there is no record.
+    The records of a lane follow one another in the heap. Returns the record's first frame, its start in the heap, and
+    its length and reference, or 0 if there is no record.
     """
-    width = _HEADER + n_records
-    row = report + lane * width
+    row = report + lane * (_HEADER + n_records)
     which = tl.arange(0, RECORDS)
-    start = tl.load(orders)
-    for other in range(lane):
-        before = report + other * width
-        n = _records_to_write(before, orders, GROUP)
-        start += tl.sum(tl.load(before + _HEADER + which, mask=which < n, other=0), 0)
-    n = _records_to_write(row, orders, GROUP)
-    start += tl.sum(tl.load(row + _HEADER + which, mask=which < record, other=0), 0)
+    start = tl.load(orders + lane) + tl.sum(tl.load(row + _HEADER + which, mask=which < record, other=0), 0)
+    n = tl.load(orders + tl.num_programs(0) + lane)
     number = tl.load(row + 3) + record * GROUP
     packed = number * 0
     if record < n:

@@ -121,7 +121,7 @@ _launch_write = Launcher(_write, n_warps=4)
 
 def measure_rle(frames: DeviceFrames, run_bytes: int, element_bytes: int, longest_run: int) -> None:
     """Measure the next records of each lane. Fills :attr:`DeviceFrames.report`."""
-    n_lanes, n_records = frames.report.shape[0], frames.report.shape[1] - REPORT_HEADER
+    n_lanes, n_records = frames.report.shape[0], frames.n_records
     _launch_measure(
         frames.ring.device, (n_lanes, n_records), (frames.ring, frames.heads, frames.encoded, frames.report),
         (frames.ring_frames, n_records), _constants(frames, run_bytes, element_bytes, longest_run),
@@ -130,7 +130,7 @@ def measure_rle(frames: DeviceFrames, run_bytes: int, element_bytes: int, longes
 
 def write_rle(frames: DeviceFrames, run_bytes: int, element_bytes: int, longest_run: int) -> None:
     """Write measured records, and enter them into the index, as :attr:`DeviceFrames.orders` says."""
-    n_lanes, n_records = frames.report.shape[0], frames.report.shape[1] - REPORT_HEADER
+    n_lanes, n_records = frames.report.shape[0], frames.n_records
     constants = _constants(frames, run_bytes, element_bytes, longest_run)
     _launch_write(
         frames.ring.device, (n_lanes, n_records),
