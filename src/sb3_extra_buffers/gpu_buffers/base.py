@@ -120,7 +120,8 @@ class BaseGpuBuffer(BaseCompressedBuffer):
     @property
     def device_bytes(self) -> int:
         """The device memory that this buffer has allocated, in bytes, whether in use or not."""
-        return sum(tensor.nbytes for tensor in self._device_tensors())
+        with self._lock.held:
+            return sum(tensor.nbytes for tensor in self._device_tensors())
 
     def to(self, device: th.device | str) -> BaseGpuBuffer:
         """Move all stored data to ``device``, and return batches there from now on."""

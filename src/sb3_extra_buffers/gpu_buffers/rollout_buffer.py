@@ -58,6 +58,11 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
     values = _array_property("values")
     log_probs = _array_property("log_probs")
 
+    def _create_state(self) -> None:
+        super()._create_state()
+        self._rows_on_device: dict[str, th.Tensor] = {}
+        """Tensors on the device with the shapes and dtypes of SB3's arrays, once a step has needed them."""
+
     def reset(self) -> None:
         with self._lock.held, uninterrupted(), normal_tensors():
             self._on_device: list[int] = []
@@ -88,16 +93,13 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
         self._commit(pos, {})
 
     def _device_rows(self) -> dict[str, th.Tensor]:
-        """Tensors on the device with the shapes and dtypes of SB3's arrays."""
-        rows: dict[str, th.Tensor] = self.__dict__.get("_rows_on_device", {})
-        if not rows:
+        if not self._rows_on_device:
             arrays = {name: self.__dict__[name] for name in _ADDED_FIELDS}
-            rows = {
+            self._rows_on_device = {
                 name: th.zeros(array.shape, dtype=torch_dtype(array.dtype), device=self._location)
                 for name, array in arrays.items()
             }
-            self._rows_on_device = rows
-        return rows
+        return self._rows_on_device
 
     def _fetch_fields(self) -> None:
         """Copy steps that are only on the device to SB3's arrays."""
@@ -111,11 +113,11 @@ class GpuRolloutBuffer(BaseGpuBuffer, CompressedRolloutBuffer):
             self._on_device = []  # last: an interrupted copy is repeated
 
     def _device_tensors(self) -> list[th.Tensor]:
-        return [*super()._device_tensors(), *self.__dict__.get("_rows_on_device", {}).values()]
+        return [*super()._device_tensors(), *self._rows_on_device.values()]
 
     def _move_fields(self, location: th.device) -> None:
         self._fetch_fields()
-        self._rows_on_device: dict[str, th.Tensor] = {}
+        self._rows_on_device = {}
 
     def get(self, batch_size: int | None = None) -> Generator[RolloutBufferSamples, None, None]:
         self._fetch_fields()  # SB3 reads the arrays from __dict__ here, not through the properties
