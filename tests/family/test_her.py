@@ -107,15 +107,40 @@ def test_episode_longer_than_the_buffer() -> None:
     assert n_compared > 10
 
 
-def test_truncate_last_trajectory() -> None:
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_truncate_last_trajectory(is_packed: bool) -> None:
     space = GOALS["vector goals"]
     buffers = pair(space, 2)
     for transition in transitions(space, 25, 2, episode_end=0.0):
         add_to_replay(buffers, transition)
+    if not is_packed:
+        buffers[1].dones[3] = buffers[0].dones[3] = 0.5
     for buffer in buffers:
         with pytest.warns(UserWarning, match="will be truncated"):
             buffer.truncate_last_trajectory()
+    assert (buffers[1]._flags is not None) is is_packed
     sample_both(*buffers, batch_size=30, seed=0)
+    assert_same(buffers[1].dones, buffers[0].dones)
+    assert_same(buffers[1].timeouts, buffers[0].timeouts)
+
+
+def test_sampling_leaves_dones_and_actions_in_a_byte_each() -> None:
+    space = GOALS["vector goals"]
+    buffer = pair(space, 2)[1]
+    for transition in transitions(space, 30, 2):
+        add_to_replay([buffer], transition)
+    buffer.sample(20)
+    assert buffer._flags is not None
+    assert buffer._action_bytes is not None
+
+
+def test_no_environment() -> None:
+    space = GOALS["vector goals"]
+    buffer = CompressedHerReplayBuffer(SLOTS, space, spaces.Discrete(5), env=None, device="cpu")
+    for transition in transitions(space, 30):
+        add_to_replay([buffer], transition)
+    with pytest.raises(ConfigurationError, match="set_env"):
+        buffer.sample(20)
 
 
 def test_a_reset_buffer_is_like_a_new_one(tmp_path: Path) -> None:

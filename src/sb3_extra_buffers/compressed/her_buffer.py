@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -156,6 +157,10 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _HerBase):
         if changes.infos is not None:
             self.infos[pos] = changes.infos
 
+    def _begin_at(self, slot: int) -> None:
+        super()._begin_at(slot)
+        self._current_ep_start[:] = slot
+
     def _close_episodes(self, dones: npt.NDArray[Any]) -> None:
         for env in np.flatnonzero(dones).tolist():
             self._compute_episode_length(env)
@@ -200,6 +205,34 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _HerBase):
         with self._lock.held:  # so that no episode is overwritten between drawing and reading it
             return super().sample(batch_size, env)
 
+    def truncate_last_trajectory(self) -> None:
+        with self._lock.held:
+            is_packed = self._flags is not None
+            super().truncate_last_trajectory()  # accesses dones and timeouts
+            if is_packed and self._flags is None:
+                self._pack("_flags")
+
     def _get_real_samples(self, batch_indices: Indices, env_indices: Indices, env: VecNormalize | None = None) -> Any:
         # SB3 passes views of one array, but compiled code needs contiguous arrays.
         return self._samples_at(batch_indices.copy(), env_indices.copy(), env)
+
+    def _get_virtual_samples(
+        self, batch_indices: Indices, env_indices: Indices, env: VecNormalize | None = None
+    ) -> Any:
+        # Not SB3's method, which accesses dones and actions and thereby unpacks them.
+        if self.env is None:
+            raise ConfigurationError(
+                "HER computes the rewards of new goals with the environment, but the buffer has none: call set_env()."
+            )
+        slots, envs = batch_indices.copy(), env_indices.copy()
+        infos: Any = copy.deepcopy(self.infos[slots, envs]) if self.copy_info_dict else [{} for _ in slots]
+        goals = self._sample_goals(slots, envs)
+        pairs: dict[str, Any] = {
+            key: [goals, goals] if key == "desired_goal" else store.read([(0, slots), (1, slots)], envs, self.device)
+            for key, store in self._stores.items()
+        }
+        achieved = pairs["achieved_goal"][1]
+        (rewards,) = self.env.env_method("compute_reward", achieved, goals, infos, indices=[0])
+        places = slots * self.n_envs + envs
+        rewards = rewards.astype(np.float32).reshape(-1, 1)
+        return self._batch_of(pairs, self._actions_at(places), self._dones_at(places), rewards, env)
