@@ -14,9 +14,15 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
 from stable_baselines3.common.save_util import save_to_pkl
 
-from sb3_extra_buffers.compressed import CompressedDictReplayBuffer, CompressedReplayBuffer
+from sb3_extra_buffers.compressed import (
+    CompressedDictReplayBuffer,
+    CompressedHerReplayBuffer,
+    CompressedReplayBuffer,
+    CompressedSequenceReplayBuffer,
+)
 from sb3_extra_buffers.errors import ConfigurationError
-from tests.persistence.buffers import ACTIONS, DICT, IMAGES, N_ENVS, SLOTS, make, steps_for
+from sb3_extra_buffers.gpu_buffers import GpuReplayBuffer
+from tests.persistence.buffers import ACTIONS, DICT, IMAGES, N_ENVS, SLOTS, goal_env, make, steps_for
 from tests.transitions import add_to_replay, assert_same, sample_both
 
 OPTIMIZED = {"optimize_memory_usage": True, "handle_timeout_termination": False}
@@ -24,8 +30,11 @@ PAIRS = [
     (ReplayBuffer, CompressedReplayBuffer, IMAGES, {}),
     (ReplayBuffer, CompressedReplayBuffer, IMAGES, OPTIMIZED),
     (DictReplayBuffer, CompressedDictReplayBuffer, DICT, {}),
+    (ReplayBuffer, GpuReplayBuffer, IMAGES, {}),
 ]
 COUNTS = [0, 25, SLOTS, 2 * SLOTS + 11]
+OPTIONS: list[dict[str, Any]] = [{}, {"normalize_images": True}, {"output_dtype": "float"}, {"dtypes": "float64"}]
+"""Options with which batches, or stored observations, have another dtype than the space, and other values."""
 
 
 def filled(cls: Any, space: spaces.Space, count: int, **kwargs: Any) -> Any:
@@ -56,13 +65,63 @@ def test_from_sb3(plain_class: Any, our_class: Any, space: Any, arguments: Any, 
     check_same(plain, ours)
 
 
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize(("plain_class", "our_class", "space", "arguments"), PAIRS)
-def test_to_sb3(plain_class: Any, our_class: Any, space: Any, arguments: Any, count: int) -> None:
-    ours = filled(our_class, space, count, **arguments)
-    plain = ours.to_sb3()
+def test_to_sb3(plain_class: Any, our_class: Any, space: Any, arguments: Any, count: int, options: Any) -> None:
+    """The buffer is the one that SB3 would have filled, whatever ours does to the observations of its batches."""
+    plain = filled(our_class, space, count, **arguments, **options).to_sb3()
     assert type(plain) is plain_class
-    check_same(plain, ours)
+    check_same(plain, filled(our_class, space, count, **arguments))
+
+
+@pytest.mark.parametrize("cls", [CompressedReplayBuffer, CompressedSequenceReplayBuffer])
+@pytest.mark.parametrize("count", COUNTS)
+def test_from_sb3_without_the_transition_that_has_lost_its_observation(cls: Any, count: int) -> None:
+    """In a full buffer with optimize_memory_usage, the newest next observation is in the place of the oldest one."""
+    options = {"length": 2} if cls is CompressedSequenceReplayBuffer else {}
+    source = filled(ReplayBuffer, IMAGES, count, **OPTIMIZED)
+    ours = cls.from_sb3(source, "cpu", optimize_memory_usage=False, **options)
+    kept = steps_for(ours, count)[-SLOTS + source.full :]
+    assert ours.size() == len(kept)
+    for slot, step in enumerate(kept):
+        assert_same(ours.observations[slot], step.obs)
+        assert_same(ours.rewards[slot], step.reward)
+    ours.check()
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_from_sb3_to_her(count: int) -> None:
+    """HER's fourth argument is an environment, and its episodes begin where the oldest transition is."""
+    env = goal_env()
+    source = filled(DictReplayBuffer, env.observation_space, count)
+    ours = CompressedHerReplayBuffer.from_sb3(source, "cpu")
+    ours.set_env(env)
+    assert (ours.device.type, ours.pos, ours.full) == ("cpu", source.pos, source.full)
+    oldest = source.pos if source.full else 0
+    for env_index in range(N_ENVS):
+        ends = np.flatnonzero(np.roll(source.dones[:, env_index], -oldest)) + 1
+        lengths = np.diff(ends, prepend=0)
+        expected = np.zeros(SLOTS, dtype=np.int64)
+        expected[: lengths.sum()] = np.repeat(lengths, lengths)
+        np.testing.assert_array_equal(np.roll(ours.ep_length[:, env_index], -oldest), expected)
+    if count:
+        assert len(ours.sample(10).rewards) == 10
+
+
+def test_from_sb3_into_a_folder_that_holds_a_buffer(tmp_path: Path) -> None:
+    source = filled(ReplayBuffer, IMAGES, 5)
+    options = {"storage": "mmap", "path": tmp_path / "buffer"}
+    CompressedReplayBuffer.from_sb3(source, "cpu", **options).close()
+    with pytest.raises(ConfigurationError, match="holds a buffer already"):
+        CompressedReplayBuffer.from_sb3(source, "cpu", **options)
+    with CompressedReplayBuffer.load(tmp_path / "buffer", "cpu") as ours:
+        check_same(source, ours)
+
+
+def test_from_a_compressed_buffer() -> None:
+    source = filled(CompressedReplayBuffer, IMAGES, 25, normalize_images=True)
+    check_same(CompressedReplayBuffer.from_sb3(source, "cpu"), filled(CompressedReplayBuffer, IMAGES, 25))
 
 
 def test_what_cannot_be_converted() -> None:
@@ -71,10 +130,11 @@ def test_what_cannot_be_converted() -> None:
         CompressedDictReplayBuffer.from_sb3(her)
 
 
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("count", [1, 25, 2 * SLOTS + 11])
 @pytest.mark.parametrize(("plain_class", "our_class", "space", "arguments"), PAIRS)
-def test_to_numpy(plain_class: Any, our_class: Any, space: Any, arguments: Any, count: int) -> None:
-    ours = filled(our_class, space, count, **arguments)
+def test_to_numpy(plain_class: Any, our_class: Any, space: Any, arguments: Any, count: int, options: Any) -> None:
+    ours = filled(our_class, space, count, **arguments, **options)
     steps = steps_for(ours, count)[-SLOTS:]
     if arguments and ours.full:
         steps = steps[1:]  # the oldest one has no observation any more
@@ -101,6 +161,7 @@ def minari(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(
     ("cls", "space", "actions"),
     [
@@ -110,9 +171,9 @@ def minari(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         (CompressedDictReplayBuffer, spaces.Dict({"image": IMAGES, "vector": DICT["a/vector~"]}), ACTIONS),
     ],
 )
-def test_minari(cls: Any, space: Any, actions: Any, minari: Any) -> None:
+def test_minari(cls: Any, space: Any, actions: Any, options: Any, minari: Any) -> None:
     """What Minari reads back has every step, in episodes that end where those of the environments ended."""
-    buffer = cls(SLOTS * N_ENVS, space, actions, device="cpu", n_envs=N_ENVS)
+    buffer = cls(SLOTS * N_ENVS, space, actions, device="cpu", n_envs=N_ENVS, **options)
     steps = steps_for(buffer, SLOTS + 7)
     for step in steps:
         add_to_replay([buffer], step)
@@ -154,6 +215,30 @@ def test_minari(cls: Any, space: Any, actions: Any, minari: Any) -> None:
             assert_same(getattr(one, name), getattr(other, name))
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_minari_to_her(minari: Any) -> None:
+    env = goal_env()
+    filled(CompressedDictReplayBuffer, env.observation_space, 25).to_minari("test/goals-v0")
+    ours = CompressedHerReplayBuffer.from_minari("test/goals-v0", "cpu", env=env)
+    assert ours.env is env
+    assert CompressedHerReplayBuffer.from_minari("test/goals-v0", "cpu").env is None
+    assert len(ours.sample(10).rewards) == 10
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_episode_ends_where_a_segment_does_not_continue_it(minari: Any) -> None:
+    """Even if the observations on both sides are the same."""
+    space = spaces.Box(0, 1, (2,), np.float32)
+    ours, sender = (CompressedReplayBuffer(20, space, ACTIONS, "cpu") for _ in range(2))
+    zeros = np.zeros((1, 2), np.float32)
+    for buffer in (ours, sender):
+        for _ in range(3):
+            buffer.add(zeros, zeros, np.zeros(1), np.zeros(1), np.zeros(1), [{}])
+    ours.ingest_segment(sender.export_segment())
+    episodes = ours.to_minari("test/segments-v0").iterate_episodes()
+    assert [episode.truncations.tolist() for episode in episodes] == [[False, False, True]] * 2
+
+
 def dataset_of(minari: Any, name: str, n_episodes: int, seed: int = 0, space: Any = IMAGES) -> Any:
     """Episodes of 40 steps, made of noise."""
     from minari.data_collector import EpisodeBuffer
@@ -179,15 +264,17 @@ def dataset_of(minari: Any, name: str, n_episodes: int, seed: int = 0, space: An
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_minari_into_a_buffer_on_disk(minari: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [*OPTIONS, {"dtypes": "int8"}], ids=str)  # int8 loses values above 127
+def test_minari_into_a_buffer_on_disk(options: dict[str, Any], minari: Any, tmp_path: Path) -> None:
     """An import that was killed goes on where it stopped, and one that is complete is only reopened."""
     dataset = dataset_of(minari, "test/noise-v0", 5)
-    options = {"storage": "mmap", "path": tmp_path / "buffer"}
-    expected = CompressedReplayBuffer.from_minari(dataset, "cpu")
+    expected = CompressedReplayBuffer.from_minari(dataset, "cpu", **options)
+    plain = CompressedReplayBuffer.from_minari(dataset, "cpu")
+    options = {**options, "storage": "mmap", "path": tmp_path / "buffer"}
     half = CompressedReplayBuffer(200, IMAGES, ACTIONS, "cpu", **options)
     for slot in range(90):
-        obs, next_obs = expected.observations[slot], expected.next_observations[slot]
-        half.add(obs, next_obs, expected.actions[slot], expected.rewards[slot], expected.dones[slot], [{}])
+        obs, next_obs = plain.observations[slot], plain.next_observations[slot]
+        half.add(obs, next_obs, plain.actions[slot], plain.rewards[slot], plain.dones[slot], [{}])
     half.close()
     for _ in range(2):
         with CompressedReplayBuffer.from_minari(dataset, "cpu", **options) as buffer:

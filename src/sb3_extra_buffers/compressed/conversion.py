@@ -17,10 +17,12 @@ from stable_baselines3.her import HerReplayBuffer
 
 from sb3_extra_buffers.codecs.availability import require
 from sb3_extra_buffers.compressed.lerobot import LeRobotFolder, write_dataset
-from sb3_extra_buffers.compressed.rows import map_parts, parts_at
+from sb3_extra_buffers.compressed.rows import map_parts, part_of, parts_at
 from sb3_extra_buffers.compressed.saving import SaveableBuffer
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.persistence.files import bar
+from sb3_extra_buffers.storage.base_store import CPU
+from sb3_extra_buffers.storage.observation_array import ObservationArray
 
 if TYPE_CHECKING:
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
@@ -55,8 +57,8 @@ class Conversions(SaveableBuffer, ReplayBuffer):
         for start in range(0, len(slots), chunk_size):
             chosen = slots[start : start + chunk_size]
             yield {
-                "observations": parts_at(self.observations, chosen),
-                "next_observations": parts_at(self.next_observations, chosen),
+                "observations": parts_at(_raw(self.observations), chosen),
+                "next_observations": parts_at(_raw(self.next_observations), chosen),
                 **{name: self._field_rows(name, chosen) for name in _FIELDS},
             }
 
@@ -82,7 +84,7 @@ class Conversions(SaveableBuffer, ReplayBuffer):
             for start in range(0, used, _SLOTS_AT_ONCE):
                 slots = slice(start, min(start + _SLOTS_AT_ONCE, used))
                 for column in columns:
-                    _copy(getattr(self, column), getattr(plain, column), slots)
+                    _copy(_raw(getattr(self, column)), getattr(plain, column), slots)
             plain.pos, plain.full = self.pos, self.full
         return plain
 
@@ -90,11 +92,14 @@ class Conversions(SaveableBuffer, ReplayBuffer):
     def from_sb3(cls, source: ReplayBuffer | str | Path, device: th.device | str = "auto", **kwargs: Any) -> Self:
         """Create a buffer from one of SB3's.
 
-        Transitions keep their slots, so both buffers sample the same batches under the same seed.
+        Transitions keep their slots, so both buffers sample the same batches under the same seed. Only the oldest
+        transition of a full buffer with ``optimize_memory_usage`` has lost its observation: if this buffer is created
+        with ``optimize_memory_usage=False``, it is left out, and the others begin at slot 0.
 
         :param source: A ``ReplayBuffer`` or ``DictReplayBuffer``, or a file of ``model.save_replay_buffer``. Such a
             file is a pickle, which can run any code: pass only files that you trust.
-        :param kwargs: Further arguments of this class, such as ``compression_method``.
+        :param kwargs: Further arguments of this class, such as ``compression_method``. A HER buffer needs ``env``, or
+            :meth:`set_env`, before it can sample.
         """
         if not isinstance(source, ReplayBuffer):
             source = load_from_pkl(source)
@@ -105,13 +110,22 @@ class Conversions(SaveableBuffer, ReplayBuffer):
         for name in ("optimize_memory_usage", "handle_timeout_termination"):
             kwargs.setdefault(name, getattr(source, name))
         size, n_envs = source.buffer_size, source.n_envs
-        buffer = cls(size * n_envs, source.observation_space, source.action_space, device, n_envs, **kwargs)
-        observations: Any = source.observations
-        following: Any = observations if source.optimize_memory_usage else source.next_observations
+        buffer = cls._create(
+            size * n_envs, source.observation_space, source.action_space, device, n_envs=n_envs, **kwargs
+        )
+        if buffer.size():
+            raise ConfigurationError(
+                f"{kwargs.get('path')} holds a buffer already. Use load() to reopen it, or convert into another folder."
+            )
+        slots = _slots_by_age(source)
+        complete = slots if buffer.optimize_memory_usage else _complete_slots(source)
+        if len(complete) == len(slots):
+            buffer._begin_at(source.pos if source.full else 0)
+        observations = _raw(source.observations)
+        following = observations if source.optimize_memory_usage else _raw(source.next_observations)
         shift = 1 if source.optimize_memory_usage else 0
         with bar("converting", source.size(), None, unit="steps") as update:
-            for slot in _slots_by_age(source).tolist():
-                buffer.pos = slot
+            for slot in complete.tolist():
                 buffer.add(
                     parts_at(observations, slot),
                     parts_at(following, (slot + shift) % size),
@@ -121,7 +135,6 @@ class Conversions(SaveableBuffer, ReplayBuffer):
                     [{"TimeLimit.truncated": bool(timeout)} for timeout in source.timeouts[slot]],
                 )
                 update(1)
-        buffer.pos, buffer.full = source.pos, source.full
         return buffer
 
     def to_minari(self, dataset_id: str, **kwargs: Any) -> MinariDataset:
@@ -160,7 +173,8 @@ class Conversions(SaveableBuffer, ReplayBuffer):
         if isinstance(dataset, str):
             dataset = _minari().load_dataset(dataset)
         total = int(dataset.total_steps)
-        buffer = cls(buffer_size or total, dataset.observation_space, dataset.action_space, device, **kwargs)
+        observed, acting = dataset.observation_space, dataset.action_space
+        buffer = cls._create(buffer_size or total, observed, acting, device, **kwargs)
         buffer._import(_steps_of(dataset), total, kwargs.get("path"))
         return buffer
 
@@ -210,9 +224,27 @@ class Conversions(SaveableBuffer, ReplayBuffer):
         """
         folder = LeRobotFolder(dataset, columns, as_dict=issubclass(cls, DictReplayBuffer))
         observed, acting = observation_space or folder.observation_space, action_space or folder.action_space
-        buffer = cls(buffer_size or folder.total_frames, observed, acting, device, **kwargs)
+        buffer = cls._create(buffer_size or folder.total_frames, observed, acting, device, **kwargs)
         buffer._import(folder.steps(), folder.total_frames, kwargs.get("path"))
         return buffer
+
+    @classmethod
+    def _create(
+        cls,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: th.device | str,
+        **kwargs: Any,
+    ) -> Self:
+        """Create a buffer for a conversion."""
+        if issubclass(cls, HerReplayBuffer):
+            kwargs.setdefault("env", None)  # until set_env()
+        return cls(buffer_size, observation_space, action_space, device=device, **kwargs)
+
+    def _begin_at(self, slot: int) -> None:
+        """Let the first step of an empty buffer go into this slot."""
+        self.pos = slot
 
     def _import(self, steps: Iterable[tuple[Any, ...]], total: int, path: Any) -> None:
         """Add the steps of a dataset, except for those that a buffer reopened from ``path`` holds already."""
@@ -250,11 +282,17 @@ def _steps_of(dataset: MinariDataset) -> Iterator[tuple[Any, ...]]:
 def _holds_step(buffer: Conversions, slot: int, step: tuple[Any, ...]) -> bool:
     """Whether a slot of a buffer holds this step of a dataset."""
     obs, _, action, reward = step[:4]
-    (stored_action,) = buffer._field_rows("actions", np.array([slot]))
+    where = np.array([slot])
+    (stored_action,) = buffer._field_rows("actions", where)
     same_action = stored_action.reshape(-1) == action.reshape(-1).astype(stored_action.dtype)
     same_reward = buffer.rewards[slot] == reward.astype(buffer.rewards.dtype)
-    stored = parts_at(buffer.observations, (np.array([slot]), np.array([0])))
-    return bool(same_action.all() and same_reward.all() and not _differ(stored, obs).any())
+    if not (same_action.all() and same_reward.all()):
+        return False
+    for key, store in buffer._stores.items():
+        (stored,) = store.read_stored([(0, where)], np.zeros_like(where), CPU)
+        if _differ(stored, store.checked(part_of(obs, key))).any():  # both as stored, which may be lossy
+            return False
+    return True
 
 
 def _minari() -> Any:
@@ -270,9 +308,11 @@ def _episodes(buffer: Conversions) -> Iterator[Episode]:
     slots = _complete_slots(buffer)
     actions, dones, timeouts = (buffer._field_rows(name) for name in ("actions", "dones", "timeouts"))
     for env in range(buffer.n_envs):
-        for part in np.split(slots, np.flatnonzero(dones[slots, env]) + 1):
+        ended = (dones[slots, env] > 0) | (timeouts[slots, env] > 0)  # ingest_segment() sets a timeout alone
+        for part in np.split(slots, np.flatnonzero(ended) + 1):
             envs = np.full(len(part), env)
-            obs, next_obs = (parts_at(array, (part, envs)) for array in (buffer.observations, buffer.next_observations))
+            columns = (buffer.observations, buffer.next_observations)
+            obs, next_obs = (parts_at(_raw(column), (part, envs)) for column in columns)
             # A reset without a done also ends an episode.
             breaks = np.flatnonzero(_differ(parts_at(next_obs, slice(None, -1)), parts_at(obs, slice(1, None)))) + 1
             for rows in np.split(np.arange(len(part)), breaks):
@@ -292,6 +332,11 @@ def _episodes(buffer: Conversions) -> Iterator[Episode]:
                     terminations=terminations,
                     truncations=truncations,
                 )
+
+
+def _raw(observations: Any) -> Any:
+    """The observations of a buffer before any normalization. SB3's arrays have them like this."""
+    return map_parts(lambda array: array.raw if isinstance(array, ObservationArray) else array, observations)
 
 
 def _slots_by_age(buffer: ReplayBuffer) -> npt.NDArray[np.int64]:

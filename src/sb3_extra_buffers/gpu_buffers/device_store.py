@@ -14,6 +14,7 @@ from sb3_extra_buffers.codecs.base import Indices
 from sb3_extra_buffers.gpu_buffers.arena import HeapBudget
 from sb3_extra_buffers.gpu_buffers.kernels import FieldBatch, FieldRow
 from sb3_extra_buffers.gpu_buffers.transfer import CPU, Places, torch_dtype
+from sb3_extra_buffers.storage.compiled_gathering import Wanted
 from sb3_extra_buffers.storage.digests import Digests
 from sb3_extra_buffers.storage.observation_store import ObservationStore
 
@@ -71,10 +72,13 @@ class DeviceStore(ObservationStore, ABC):
         """
 
     @abstractmethod
-    def read_tensors(self, columns: list[int], places: Places, fields: FieldBatch | None = None) -> list[th.Tensor]:
+    def read_tensors(
+        self, columns: list[int], places: Places, fields: FieldBatch | None = None, as_stored: bool = False
+    ) -> list[th.Tensor]:
         """The observations of each column at ``places``.
 
         :param fields: Fields to gather in the same launch, if :attr:`gathers_fields`.
+        :param as_stored: In the dtype that they are stored in, before any normalization.
         """
 
     @abstractmethod
@@ -85,11 +89,18 @@ class DeviceStore(ObservationStore, ABC):
     def check_device(self) -> None:
         """Check the tensors on the device, without sending or moving observations."""
 
-    def read(self, wanted: list[tuple[int, Indices]], envs: Indices, device: th.device = CPU) -> list[npt.NDArray[Any]]:
+    def read(self, wanted: Wanted, envs: Indices, device: th.device = CPU) -> list[npt.NDArray[Any]]:
+        return self._read(wanted, envs, as_stored=False)
+
+    def read_stored(self, wanted: Wanted, envs: Indices, device: th.device = CPU) -> list[npt.NDArray[Any]]:
+        return self._read(wanted, envs, as_stored=True)
+
+    def _read(self, wanted: Wanted, envs: Indices, as_stored: bool) -> list[npt.NDArray[Any]]:
         with self.lock.held:
             self._wait()
+            columns = [column for column, _ in wanted]
             places = Places([slots for _, slots in wanted], envs, self.device)
-            return [found.cpu().numpy() for found in self.read_tensors([column for column, _ in wanted], places)]
+            return [found.cpu().numpy() for found in self.read_tensors(columns, places, as_stored=as_stored)]
 
     def _wait(self) -> None:
         """Wait for all streams of the device: an access by index does not know which stream wrote last."""
@@ -111,12 +122,14 @@ class DeviceStore(ObservationStore, ABC):
         arrays = [self.checked(part.cpu() if isinstance(part, th.Tensor) else part) for part in step]
         return arrays, self._digests_of(arrays)
 
-    def _outputs_of(self, columns: list[int], places: Places, stored: list[th.Tensor]) -> list[th.Tensor]:
+    def _outputs_of(
+        self, columns: list[int], places: Places, stored: list[th.Tensor], as_stored: bool
+    ) -> list[th.Tensor]:
         """Verify the checksums of stored values, if there are any, and convert the values to the output dtype."""
         if self.digests is not None:
             for i, (column, values) in enumerate(zip(columns, stored, strict=True)):
                 self.digests.compare(column, places.host_slots(i), places.envs, values.cpu().numpy())
-        return self._converted(stored)
+        return stored if as_stored else self._converted(stored)
 
     def _converted(self, stored: list[th.Tensor]) -> list[th.Tensor]:
         if self.stored_dtype != self.output_dtype:

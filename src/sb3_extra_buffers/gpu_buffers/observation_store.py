@@ -36,6 +36,7 @@ from sb3_extra_buffers.gpu_buffers.transfer import (
 )
 from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.state import SavedState, State
+from sb3_extra_buffers.storage.compiled_gathering import Wanted
 from sb3_extra_buffers.storage.config import CodecRecipe
 from sb3_extra_buffers.storage.frame_store import FrameStore
 from sb3_extra_buffers.storage.observation_store import REVIEW_STEPS, ObservationStore
@@ -135,18 +136,21 @@ class PackedObservationStore(DeviceStore):
             return super().is_shared(previous, slot)
         return (frames.ends[1][previous] == frames.ends[0][slot]).cpu().numpy()
 
-    def read(self, wanted: list[tuple[int, Indices]], envs: Indices, device: th.device = CPU) -> list[npt.NDArray[Any]]:
+    def _read(self, wanted: Wanted, envs: Indices, as_stored: bool) -> list[npt.NDArray[Any]]:
         if self.device_frames is None:
-            return ObservationStore.read(self, wanted, envs, CPU)
-        return super().read(wanted, envs, device)
+            stored = ObservationStore.read_stored(self, wanted, envs, CPU)
+            return stored if as_stored else self.converted(stored)
+        return super()._read(wanted, envs, as_stored)
 
-    def read_tensors(self, columns: list[int], places: Places, fields: FieldBatch | None = None) -> list[th.Tensor]:
+    def read_tensors(
+        self, columns: list[int], places: Places, fields: FieldBatch | None = None, as_stored: bool = False
+    ) -> list[th.Tensor]:
         frames = self.device_frames
         if frames is None:
             # Divide on the device, as for frames that are there: a GPU rounds differently than the host.
             wanted = [(column, places.host_slots(i)) for i, column in enumerate(columns)]
-            stored = self.read_stored(wanted, places.envs, CPU)
-            return self._converted([upload(array, self.device) for array in stored])
+            stored = [upload(array, self.device) for array in self.read_stored(wanted, places.envs, CPU)]
+            return stored if as_stored else self._converted(stored)
         layout, n = self.layout, places.n
         is_plain = self.stored_dtype == np.uint8 and layout.is_contiguous
         shape = (n, *self.shape) if is_plain else (n, layout.stack, layout.frame.nbytes)
@@ -154,7 +158,8 @@ class PackedObservationStore(DeviceStore):
         outs = [new() for _ in columns]
         if n:
             frames.launch(ObservationBatch(places, [frames.ends[column] for column in columns], outs, fields))
-        return self._outputs_of(columns, places, outs if is_plain else [self._merge(out) for out in outs])
+        stored = outs if is_plain else [self._merge(out) for out in outs]
+        return self._outputs_of(columns, places, stored, as_stored)
 
     def _merge(self, frames: th.Tensor) -> th.Tensor:
         """Merge frames, ``(n, stack, frame_bytes)``, into observations."""
@@ -352,7 +357,9 @@ class DenseObservationStore(DeviceStore):
             self._place_digests([(column, slot)], self._digests_of([observations]), lanes)
             self._wait()
 
-    def read_tensors(self, columns: list[int], places: Places, fields: FieldBatch | None = None) -> list[th.Tensor]:
+    def read_tensors(
+        self, columns: list[int], places: Places, fields: FieldBatch | None = None, as_stored: bool = False
+    ) -> list[th.Tensor]:
         n = places.n
         if self.gathers_fields and n:
             found = [empty((n, self._row_bytes), th.uint8, self.device) for _ in columns]
@@ -361,7 +368,7 @@ class DenseObservationStore(DeviceStore):
             found = [self.values[column][places.rows(i)] for i, column in enumerate(columns)]
         dtype = torch_dtype(self.stored_dtype)
         stored = [values.view(dtype).view(n, *self.shape) for values in found]
-        return self._outputs_of(columns, places, stored)
+        return self._outputs_of(columns, places, stored, as_stored)
 
     def is_shared(self, previous: int, slot: int) -> npt.NDArray[np.bool_]:
         return (self.values[1, previous] == self.values[0, slot]).all(dim=1).cpu().numpy()

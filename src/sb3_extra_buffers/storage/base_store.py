@@ -172,6 +172,12 @@ class BaseStore(ABC):
         """Return new arrays: for each ``(column, slots)`` in ``wanted``, the observations at ``slots[i], envs[i]``."""
         return self.converted(self.read_stored(wanted, envs, device))
 
+    def read_raw(
+        self, wanted: list[tuple[int, Indices]], envs: Indices, device: th.device = CPU
+    ) -> list[npt.NDArray[Any]]:
+        """The same in the dtype of their space, before any normalization."""
+        return [out.astype(self.dtype, copy=False) for out in self.read_stored(wanted, envs, device)]
+
     def converted(self, outs: list[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
         """Convert stored observations to the dtype and range of batches."""
         if self.stored_dtype != self.output_dtype:

@@ -16,13 +16,16 @@ class ObservationArray:
     """Looks like an array of shape ``(n_slots, n_envs, *shape)``. Reading returns a new array.
 
     ``shift`` makes slot ``t`` stand for slot ``t + shift``, which is how a buffer with SB3's ``optimize_memory_usage``
-    finds the next observation.
+    finds the next observation. Where ``is_raw``, observations have the dtype of their space and are not normalized.
     """
 
-    def __init__(self, store: BaseStore, column: int = 0, shift: int = 0) -> None:
+    is_raw = False  # for pickles of earlier versions
+
+    def __init__(self, store: BaseStore, column: int = 0, shift: int = 0, is_raw: bool = False) -> None:
         self.store = store
         self.column = column
         self.shift = shift
+        self.is_raw = is_raw
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -30,7 +33,12 @@ class ObservationArray:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return self.store.output_dtype
+        return self.store.dtype if self.is_raw else self.store.output_dtype
+
+    @property
+    def raw(self) -> ObservationArray:
+        """The same observations in the dtype of their space, before any normalization: as SB3's array has them."""
+        return ObservationArray(self.store, self.column, self.shift, is_raw=True)
 
     @property
     def ndim(self) -> int:
@@ -50,7 +58,8 @@ class ObservationArray:
     def __getitem__(self, key: Any) -> Any:
         slots, envs, rest = self._locate(key)
         shape = slots.shape
-        (found,) = self.store.read([(self.column, slots.reshape(-1))], envs.reshape(-1), self.store.outputs.device)
+        read = self.store.read_raw if self.is_raw else self.store.read
+        (found,) = read([(self.column, slots.reshape(-1))], envs.reshape(-1), self.store.outputs.device)
         found = found if found.shape[:1] == shape else found.reshape(*shape, *self.store.shape)
         return found[(*[slice(None)] * len(shape), *rest)] if rest else found
 
