@@ -92,6 +92,13 @@ def test_other_bytes_are_corrupt(name: str, data: bytes) -> None:
         COMPRESSION_METHOD_MAP[name].decompress(data)
 
 
+@pytest.mark.parametrize("name", USABLE)
+@pytest.mark.parametrize("size", [1 << 50, 1 << 62, (1 << 64) - 1])
+def test_a_header_that_asks_for_more_than_the_memory_is_corrupt(name: str, size: int) -> None:
+    with pytest.raises(CorruptDataError, match=f"{size} elements of type uint8 do not fit into memory"):
+        COMPRESSION_METHOD_MAP[name].decompress(b"|u1\0" + size.to_bytes(8, "little") + b"\1" * 20)
+
+
 def test_methods_that_stand_alone_are_all_there() -> None:
     assert set(COMPRESSION_METHOD_MAP) == {*METHODS, *ALIASES} - {"delta", "delta-zstd", "zstd-dict"}
 

@@ -130,6 +130,11 @@ class TestSizeEstimation:
         low, high = CURVES[family].ratios
         assert low <= estimate_ratio(method) <= high
 
+    @pytest.mark.parametrize("method", ["auto", "bitpack", "delta-zstd", "pixel-lz"])
+    def test_methods_that_were_not_measured(self, method: str) -> None:
+        with pytest.raises(ConfigurationError, match=f"no estimate for '{method}', only for delta, gzip"):
+            estimate_ratio(method)
+
     def test_a_slot_and_a_heap(self) -> None:
         assert estimate_max_slot_bytes((4, 10), th.float32, "none", overalloc_factor=1.0) == 161
         assert estimate_max_slot_bytes((4, 10), np.uint8, "rle") == 46

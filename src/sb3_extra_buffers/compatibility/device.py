@@ -244,6 +244,12 @@ def estimate_ratio(compression_method: str | Method, level: int | None = None) -
     if name in CURVES:
         chosen = method.level if level is None else level
         return CURVES[name](_DEFAULT_LEVELS[name] if chosen is None else chosen)
+    if name not in MEASURED_RATIOS:
+        known = sorted({"none", "rle", "delta", *CURVES, *_LIKE})
+        raise ConfigurationError(
+            f"There is no estimate for {method.name!r}, only for {', '.join(known)}. Fill a buffer with some of your "
+            "observations instead, and look at its memory_usage()."
+        )
     return MEASURED_RATIOS[name]
 
 

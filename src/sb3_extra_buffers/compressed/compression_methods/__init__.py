@@ -78,11 +78,16 @@ class CompressionMethod:
         size, dtype = _read_header(stored)
         if elem_type is not None and np.dtype(elem_type) != dtype:
             raise ConfigurationError(f"These bytes hold elements of type {dtype}, not {np.dtype(elem_type)}.")
+        try:
+            array: npt.NDArray[Any] = np.empty(size, dtype)
+        except (MemoryError, ValueError) as error:
+            raise CorruptDataError(
+                f"The header of these bytes is corrupt: {size} elements of type {dtype} do not fit into memory."
+            ) from error
         codec = self._codec(size, dtype, runs_type, options)
         starts, lengths = np.array([[_HEADER.size], [len(stored) - _HEADER.size]], dtype=np.int64)
-        record = np.empty((1, codec.record_bytes), dtype=np.uint8)
-        codec.decode(stored, starts, lengths, np.zeros_like(starts), record)
-        array: npt.NDArray[Any] = record.reshape(-1).view(dtype).reshape(shape)
+        codec.decode(stored, starts, lengths, np.zeros_like(starts), array.view(np.uint8).reshape(1, -1))
+        array = array.reshape(shape)
         return array if final_dtype is None else array.astype(final_dtype, copy=False)
 
     def _codec(
