@@ -256,6 +256,7 @@ class ReferenceDQN(DQN):
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
         self.reference.beta = 1 - 0.5 * self._current_progress_remaining
+        losses = []
         for _ in range(gradient_steps):
             places, weights = self.reference.draw(batch_size)
             batch = self.reference.samples_at(places)
@@ -274,6 +275,8 @@ class ReferenceDQN(DQN):
             th.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
             self.policy.optimizer.step()
             self.reference.update(places, errors)
+            losses.append(loss.item())
+        self.logger.record("train/loss", np.mean(losses))
 
 
 @pytest.mark.parametrize("n_steps", [1, 3])
@@ -283,20 +286,23 @@ def test_training_like_the_reference(n_steps: int) -> None:
         "buffer_size": 80,
         "batch_size": 8,
         "train_freq": 4,
+        "gradient_steps": 3,
         "target_update_interval": 40,
         "policy_kwargs": small_net(),
         "gamma": 0.9,
         "n_steps": n_steps,
         "seed": 0,
     }
-    weights = []
+    weights, losses = [], []
     for cls, kwargs in ((ReferenceDQN, {}), (PrioritizedDQN, {**OPTIONS, "beta": LinearSchedule(0.5, 1.0, 1.0)})):
         model = cls("MlpPolicy", vec_env(VECTOR, 2), replay_buffer_kwargs=kwargs, **arguments)
         before = model.q_net.state_dict()["q_net.0.weight"].clone()
-        weights.append(model.learn(120).q_net.state_dict())
+        weights.append(model.learn(120, log_interval=None).q_net.state_dict())
+        losses.append(model.logger.name_to_value["train/loss"])
         assert not th.equal(before, weights[-1]["q_net.0.weight"])
     for key, expected in weights[0].items():
         th.testing.assert_close(weights[1][key], expected, rtol=0, atol=1e-6)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
 def test_prioritized_dqn_with_dict() -> None:

@@ -32,12 +32,12 @@ class PrioritizedDQN(DQN):
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         self.replay_buffer.progress_remaining = self._current_progress_remaining
-        losses = []
-        for _ in range(gradient_steps):
+        losses = th.zeros(gradient_steps, device=self.device)  # item() in every step would wait for the GPU
+        for step in range(gradient_steps):
             batch = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
             values, targets = self._values_and_targets(batch)
             loss = (batch.weights * F.smooth_l1_loss(values, targets, reduction="none")).mean()
-            losses.append(loss.item())
+            losses[step] = loss.detach()
             self.policy.optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]  # of torch
             th.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
@@ -45,7 +45,7 @@ class PrioritizedDQN(DQN):
             self.replay_buffer.update_priorities(batch.indices, targets - values)
         self._n_updates += gradient_steps
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        self.logger.record("train/loss", np.mean(losses))
+        self.logger.record("train/loss", np.mean(losses.tolist()))
         self.logger.record("train/beta", self.replay_buffer.beta)
 
     def td_errors(self, batch: PrioritizedReplayBufferSamples) -> th.Tensor:
