@@ -68,28 +68,28 @@ class CompressedNStepReplayBuffer(CompressedReplayBuffer, NStepReplayBuffer):
         window = (slots[:, None] + np.arange(self.n_steps)) % self.buffer_size, envs[:, None]
         # Returns stop at the newest transition: the slot after it holds the oldest one.
         is_last = (window[0] == (self.pos - 1) % self.buffer_size) | self._has_ended(window)
-        n_added = n_until(is_last)
+        n_rewards = n_until(is_last)
         rewards = self._normalize_reward(self.rewards[window], env)
-        returns, discounts = n_step_returns(rewards, n_added, self.gamma)
-        samples = super()._samples_at(slots, envs, env, (slots + n_added - 1) % self.buffer_size)
+        returns, discounts = n_step_returns(rewards, n_rewards, self.gamma)
+        samples = super()._samples_at(slots, envs, env, (slots + n_rewards - 1) % self.buffer_size)
         return samples._replace(rewards=self.to_torch(returns), discounts=self.to_torch(discounts))
 
 
 def n_until(is_last: npt.NDArray[np.bool_]) -> Indices:
     """Count the rewards in each return, given which of its n_steps must be the last one. Changes ``is_last``."""
     is_last[:, -1] = True
-    n_added: Indices = is_last.argmax(axis=1) + 1
-    return n_added
+    n_rewards: Indices = is_last.argmax(axis=1) + 1
+    return n_rewards
 
 
 def n_step_returns(
-    rewards: npt.NDArray[Any], n_added: Indices, gamma: float
+    rewards: npt.NDArray[Any], n_rewards: Indices, gamma: float
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
-    """Compute returns and discounts, both (n, 1), from the first ``n_added`` of (n, n_steps) rewards."""
-    steps, n_added = np.arange(rewards.shape[1]), n_added[:, None]
+    """Compute returns and discounts, both (n, 1), from the first ``n_rewards`` of (n, n_steps) rewards."""
+    steps, n_rewards = np.arange(rewards.shape[1]), n_rewards[:, None]
     powers = gamma ** steps.astype(np.float32)
-    returns = (rewards * powers * (steps < n_added)).sum(axis=1, keepdims=True)
-    return returns, gamma ** n_added.astype(np.float32)
+    returns = (rewards * powers * (steps < n_rewards)).sum(axis=1, keepdims=True)
+    return returns, gamma ** n_rewards.astype(np.float32)
 
 
 class CompressedDictNStepReplayBuffer(CompressedNStepReplayBuffer, CompressedDictReplayBuffer):

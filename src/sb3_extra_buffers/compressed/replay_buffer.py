@@ -173,7 +173,7 @@ class CompressedReplayBuffer(PackedFields, Conversions, ReplayBuffer):
         if self.size() == 0:
             raise EmptyBufferError("The buffer is empty: add transitions before sampling from it.")
         with self._lock.held:  # so that no transition is overwritten between drawing and reading it
-            if not has_own_get_samples(self):
+            if not has_library_get_samples(self):
                 return ReplayBuffer.sample(self, batch_size, env)  # draws slots, and calls the user's method
             found: ReplayBufferSamples = self._samples_at(*draw_places(self, batch_size), env)
             return found
@@ -223,12 +223,12 @@ class CompressedReplayBuffer(PackedFields, Conversions, ReplayBuffer):
         return self.to_torch(normalized)
 
 
-_OWN_GET_SAMPLES = CompressedReplayBuffer._get_samples
+_LIBRARY_GET_SAMPLES = CompressedReplayBuffer._get_samples
 
 
-def has_own_get_samples(buffer: CompressedReplayBuffer) -> bool:
+def has_library_get_samples(buffer: CompressedReplayBuffer) -> bool:
     """Whether ``_get_samples``, which SB3's ``sample`` calls, is this library's. Users may override it."""
-    return getattr(buffer._get_samples, "__func__", None) is _OWN_GET_SAMPLES
+    return getattr(buffer._get_samples, "__func__", None) is _LIBRARY_GET_SAMPLES
 
 
 class CompressedDictReplayBuffer(CompressedReplayBuffer, DictReplayBuffer):

@@ -6,10 +6,10 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from sb3_extra_buffers.compressed.sum_tree import FAN_OUT
+
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
-
-_FAN_OUT = 16
 
 
 @njit(nogil=True, cache=True)
@@ -20,10 +20,10 @@ def update(nodes: Floats, bounds: Integers, indices: Integers, values: Floats) -
     for i in range(indices.shape[0]):
         node = indices[i]
         for level in range(bounds.shape[0] - 2):
-            node //= _FAN_OUT
-            first = bounds[level] + node * _FAN_OUT
+            node //= FAN_OUT
+            first = bounds[level] + node * FAN_OUT
             total = 0.0
-            for child in range(_FAN_OUT):
+            for child in range(FAN_OUT):
                 total += nodes[first + child]
             nodes[bounds[level + 1] + node] = total
 
@@ -34,9 +34,9 @@ def find(nodes: Floats, bounds: Integers, heights: Floats, found: Integers) -> N
     for i in range(heights.shape[0]):
         height, node = heights[i], 0
         for level in range(bounds.shape[0] - 2, -1, -1):
-            first = bounds[level] + node * _FAN_OUT
+            first = bounds[level] + node * FAN_OUT
             total, before, taken = 0.0, 0.0, 0
-            for child in range(_FAN_OUT):
+            for child in range(FAN_OUT):
                 value = nodes[first + child]
                 if total + value > total:
                     before, taken = total, child
@@ -44,7 +44,7 @@ def find(nodes: Floats, bounds: Integers, heights: Floats, found: Integers) -> N
                     if total > height:
                         break
             height = max(height - before, 0.0)
-            node = node * _FAN_OUT + taken
+            node = node * FAN_OUT + taken
         found[i] = node
 
 

@@ -14,7 +14,7 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_extra_buffers.compressed.drawing import draw_places
-from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer, has_own_get_samples
+from sb3_extra_buffers.compressed.replay_buffer import CompressedReplayBuffer, has_library_get_samples
 from sb3_extra_buffers.compressed.rows import SINGLE, on_host, part_of
 from sb3_extra_buffers.gpu_buffers.base import BaseGpuBuffer, normal_tensors
 from sb3_extra_buffers.gpu_buffers.device_store import DeviceStore, Step
@@ -135,7 +135,7 @@ class GpuReplayBuffer(BaseGpuBuffer, CompressedReplayBuffer):
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
         with self._lock.held:  # so that no transition is overwritten between drawing and reading it
-            if self.size() == 0 or not has_own_get_samples(self):
+            if self.size() == 0 or not has_library_get_samples(self):
                 return super().sample(batch_size, env)
             found: ReplayBufferSamples = self._samples_at(*draw_places(self, batch_size), env)
             return found

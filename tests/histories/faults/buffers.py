@@ -63,8 +63,8 @@ BUFFER_FAULTS = [
     Fault(
         "a sum of priorities leaves out its last child",
         "compressed/sum_tree_kernels.py",
-        "            for child in range(_FAN_OUT):\n                total += nodes[first + child]",
-        "            for child in range(_FAN_OUT - 1):\n                total += nodes[first + child]",
+        "            for child in range(FAN_OUT):\n                total += nodes[first + child]",
+        "            for child in range(FAN_OUT - 1):\n                total += nodes[first + child]",
         ("CompressedPrioritizedReplayBuffer",),
     ),
     Fault(
