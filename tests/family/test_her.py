@@ -69,6 +69,33 @@ def test_options(strategy: str, n_sampled_goal: int) -> None:
     play_and_compare(pair(space, 2, **options, handle_timeout_termination=strategy != "final"), space, 2)
 
 
+@pytest.mark.parametrize(
+    "options", [{"normalize_images": True}, {"output_dtype": "float"}, {"dtypes": "float64"}], ids=str
+)
+def test_rewards_do_not_depend_on_what_batches_look_like(options: dict[str, Any]) -> None:
+    """The environment computes them from goals as it returned them, not from those of the batch."""
+    space = GOALS["image goals"]
+    env = goal_env(space, 2)
+    expected, actual = (
+        cls(SLOTS * 2, space, spaces.Discrete(5), env=env, device="cpu", n_envs=2, **kwargs)
+        for cls, kwargs in ((HerReplayBuffer, {}), (CompressedHerReplayBuffer, options))
+    )
+    for transition in transitions(space, SLOTS + 7, 2):
+        add_to_replay([expected, actual], transition)
+    batches = []
+    for buffer in (expected, actual):
+        np.random.seed(0)
+        batches.append(buffer.sample(60))
+    assert_same(batches[1].rewards, batches[0].rewards)
+    for ours, theirs in zip(batches[1][::2][:2], batches[0][::2][:2], strict=True):
+        for key, values in theirs.items():
+            if options == {"dtypes": "float64"}:
+                assert_same(ours[key], values)
+            else:
+                divisor = 255 if "normalize_images" in options and key != "observation" else 1
+                assert_same(ours[key], values.float() / divisor)
+
+
 def test_normalized() -> None:
     space = GOALS["vector goals"]
     env = VecNormalize(goal_env(space, 2), norm_obs_keys=["observation"])

@@ -226,13 +226,23 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _HerBase):
             )
         slots, envs = batch_indices.copy(), env_indices.copy()
         infos: Any = copy.deepcopy(self.infos[slots, envs]) if self.copy_info_dict else [{} for _ in slots]
-        goals = self._sample_goals(slots, envs)
-        pairs: dict[str, Any] = {
-            key: [goals, goals] if key == "desired_goal" else store.read([(0, slots), (1, slots)], envs, self.device)
+        goals, wanted = self._raw_goals(slots, envs), [(0, slots), (1, slots)]
+        raw = {
+            key: [goals, goals] if key == "desired_goal" else store.read_raw(wanted, envs, self.device)
             for key, store in self._stores.items()
         }
-        achieved = pairs["achieved_goal"][1]
-        (rewards,) = self.env.env_method("compute_reward", achieved, goals, infos, indices=[0])
+        # The environment gets goals as it returned them, also if batches have normalized ones.
+        (rewards,) = self.env.env_method("compute_reward", raw["achieved_goal"][1], goals, infos, indices=[0])
+        pairs = {key: store.converted(raw[key]) for key, store in self._stores.items()}
         places = slots * self.n_envs + envs
         rewards = rewards.astype(np.float32).reshape(-1, 1)
         return self._batch_of(pairs, self._actions_at(places), self._dones_at(places), rewards, env)
+
+    def _raw_goals(self, slots: Indices, envs: Indices) -> Any:
+        """New goals, drawn by SB3's method, before any normalization."""
+        columns = self.next_observations
+        self.next_observations = {key: column.raw for key, column in columns.items()}
+        try:
+            return self._sample_goals(slots, envs)
+        finally:
+            self.next_observations = columns

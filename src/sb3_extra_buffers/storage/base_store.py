@@ -179,9 +179,9 @@ class BaseStore(ABC):
         return [out.astype(self.dtype, copy=False) for out in self.read_stored(wanted, envs, device)]
 
     def converted(self, outs: list[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
-        """Convert stored observations to the dtype and range of batches."""
-        if self.stored_dtype != self.output_dtype:
-            outs = [out.astype(self.dtype).astype(self.output_dtype) for out in outs]
+        """Convert observations of :meth:`read_stored` or :meth:`read_raw` to the dtype and range of batches."""
+        if not self.stored_dtype == self.dtype == self.output_dtype:
+            outs = [out.astype(self.dtype, copy=False).astype(self.output_dtype, copy=False) for out in outs]
         return outs if self.divisor == 1.0 else [out / np.float32(self.divisor) for out in outs]
 
     def read_stored(
