@@ -144,6 +144,18 @@ def test_the_sender_may_share_the_next_observations_slot(receiving: bool) -> Non
     np.testing.assert_array_equal(np.asarray(receiver.next_observations[29]), worlds_steps[-1].next_obs)
 
 
+def test_a_lossy_elem_type_is_reported_once(tmp_path: Any) -> None:
+    """When a buffer is created, not whenever it decodes a segment."""
+    space = spaces.Box(-1, 1, (3,), np.float32)
+    with pytest.warns(UserWarning, match="stored as float16"):
+        sender = make(space=space, dtypes="float16", storage="mmap", path=tmp_path / "sender")
+    with pytest.warns(UserWarning, match="stored as float16"):
+        receiver = make(space=space, dtypes="float16")
+    fill(sender, space=space)
+    receiver.ingest_segment(sender.export_segment())
+    assert_equal(sender, receiver)
+
+
 def test_priorities_travel_if_asked_for() -> None:
     sender, plain = (make(cls=CompressedPrioritizedReplayBuffer, alpha=0.5) for _ in range(2))
     other = make(cls=CompressedPrioritizedReplayBuffer, alpha=1.0)

@@ -130,6 +130,16 @@ def test_a_gap_is_found_after_loading(tmp_path: Any) -> None:
         assert loaded.episode_steps[6, 0] == (6 if first == 6 else 0)
 
 
+def test_a_gap_is_found_between_observations_that_are_equal_in_a_batch_only() -> None:
+    """Here, batches round float64 to float32."""
+    space = spaces.Box(-1, 1, (1,), np.float64)
+    buffer = CompressedSequenceReplayBuffer(20, space, ACTIONS, "cpu", length=2, output_dtype="float")
+    for number in range(6):
+        now, following = np.full((1, 1), number / 10), np.full((1, 1), (number + 1) / 10 + (number == 2) * 1e-12)
+        buffer.add(now, following, np.zeros(1), np.zeros(1), np.zeros(1), [{}])
+    assert buffer.episode_steps[:6, 0].tolist() == [0, 1, 2, 0, 1, 2]
+
+
 def test_the_online_queue_hands_out_everything_once() -> None:
     buffer = make(online_queue=True, at_episode_end="cross")
     for number in range(14):

@@ -202,7 +202,7 @@ class CompressedSequenceReplayBuffer(StepLatents):
                 # Usually these observations differ. But after a change of the codec, an equal one is stored again.
                 envs = np.flatnonzero(~shared)
                 where = [(1, np.full(len(envs), previous)), (0, np.full(len(envs), slot))]
-                before, now = (part.reshape(len(envs), -1) for part in store.read(where, envs, CPU))
+                before, now = (part.reshape(len(envs), -1) for part in store.read_stored(where, envs, CPU))
                 shared[envs] = [a.tobytes() == b.tobytes() for a, b in zip(before, now, strict=True)]
             follows &= shared
         return follows

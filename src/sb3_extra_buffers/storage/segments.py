@@ -10,6 +10,7 @@ Receiving has two parts. :func:`receive` does all that can fail, and stores reco
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -120,7 +121,9 @@ def _copy_of(store: ObservationStore, columns: Sequence[Indices]) -> Observation
 def _empty_store(store: BaseStore, n_rows: Sequence[int]) -> ObservationStore:
     config = StorageConfig(NONE, store.config.elem_type, None)
     verify = store.digests is not None
-    return ObservationStore(n_rows[0], store.n_envs, store.shape, store.dtype, config, len(n_rows), verify=verify)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a lossy elem_type was reported when the buffer was created
+        return ObservationStore(n_rows[0], store.n_envs, store.shape, store.dtype, config, len(n_rows), verify=verify)
 
 
 def _read(store: BaseStore, column: int, slots: Indices) -> npt.NDArray[Any]:
