@@ -284,6 +284,8 @@ def test_minari_into_a_buffer_on_disk(options: dict[str, Any], minari: Any, tmp_
                 assert_same(np.asarray(getattr(buffer, name)), np.asarray(getattr(expected, name)))
     with pytest.raises(ConfigurationError, match="other data"):
         CompressedReplayBuffer.from_minari(dataset_of(minari, "test/other-v0", 5, seed=1), "cpu", **options)
+    with pytest.raises(ConfigurationError, match="other data"):  # of which there is less than the folder holds
+        CompressedReplayBuffer.from_minari(dataset_of(minari, "test/shorter-v0", 2, seed=1), "cpu", 200, **options)
     with pytest.raises(ConfigurationError, match="smaller than the dataset"):
         CompressedReplayBuffer.from_minari(dataset_of(minari, "test/longer-v0", 6), "cpu", 200, **options)
 

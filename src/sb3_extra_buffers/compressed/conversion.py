@@ -257,7 +257,7 @@ class Conversions(SaveableBuffer, ReplayBuffer):
         for number, step in enumerate(steps):
             if number >= n_there:
                 self.add(*step)
-            elif number == n_there - 1 and not _holds_step(self, number, step):
+            elif number == min(n_there, total) - 1 and not _holds_step(self, number, step):
                 raise ConfigurationError(
                     f"{path} holds a buffer of other data than this dataset. Import it into another folder."
                 )
