@@ -123,6 +123,20 @@ def test_a_field_that_is_replaced(dtype: object, device: str) -> None:
         sample_both(*buffers, batch_size=60, seed=0)
 
 
+@pytest.mark.parametrize("method", ["none", "delta"])
+@pytest.mark.parametrize("options", [{"normalize_images": True}, {"output_dtype": "float"}], ids=str)
+def test_exports_have_observations_as_they_were_added(
+    method: str, options: dict[str, Any], either_way: str, device: str
+) -> None:
+    plain, ours = replay_pair(IMAGES, device, 1, slots=8, compression_method=method, frame_stack=4, **options)
+    for step in recorded("channels first", 1)[:11]:
+        add_to_replay([plain, ours], step)
+    exported = ours.to_sb3()
+    assert_same(exported.observations, plain.observations)
+    assert_same(exported.next_observations, plain.next_observations)
+    assert_same(next(ours.to_numpy())["observations"], np.roll(plain.observations, -plain.pos, axis=0))
+
+
 def test_fields_are_saved_as_they_are(device: str) -> None:
     plain, ours = filled(device, compression_method="delta", frame_stack=4)
     np.copyto(plain.rewards, 5.0)

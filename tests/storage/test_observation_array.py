@@ -95,6 +95,12 @@ class TestReading:
         with pytest.raises(IndexError):
             self.array[key]
 
+    def test_a_single_observation_without_axes(self) -> None:
+        values = np.arange(21.0).reshape(7, 3)
+        array = array_of(values, "none")
+        assert array[4, 1] == values[4, 1]
+        assert array[4].tolist() == values[4].tolist()
+
     def test_looks_like_the_array_it_stands_for(self) -> None:
         assert (self.array.shape, self.array.dtype, self.array.ndim) == (SHAPE, np.uint8, 4)
         assert (len(self.array), self.array.nbytes) == (7, REFERENCE.nbytes)

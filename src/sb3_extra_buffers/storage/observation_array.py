@@ -60,7 +60,7 @@ class ObservationArray:
         shape = slots.shape
         read = self.store.read_raw if self.is_raw else self.store.read
         (found,) = read([(self.column, slots.reshape(-1))], envs.reshape(-1), self.store.outputs.device)
-        found = found if found.shape[:1] == shape else found.reshape(*shape, *self.store.shape)
+        found = found if found.shape[:1] == shape else found.reshape((*shape, *self.store.shape))
         return found[(*[slice(None)] * len(shape), *rest)] if rest else found
 
     def __setitem__(self, key: Any, observations: npt.ArrayLike) -> None:
