@@ -241,8 +241,8 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _HerBase):
     def _raw_goals(self, slots: Indices, envs: Indices) -> Any:
         """New goals, drawn by SB3's method, before any normalization."""
         columns = self.next_observations
-        self.next_observations = {key: column.raw for key, column in columns.items()}
         try:
+            self.next_observations = {key: column.raw for key, column in columns.items()}
             return self._sample_goals(slots, envs)
         finally:
             self.next_observations = columns
