@@ -184,11 +184,27 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _HerBase):
             super()._complete_steps(1, rows, None)
             self._close_episodes(dones)
 
+    def truncate_last_trajectory(self) -> None:
+        # Not SB3's method, which accesses dones and timeouts and thereby unpacks them.
+        with self._lock.held, uninterrupted():
+            if (self._current_ep_start != self.pos).any():
+                warnings.warn(
+                    "The last trajectory in the replay buffer will be truncated. If the environment continues it, pass "
+                    "truncate_last_traj=False to load_replay_buffer().",
+                    stacklevel=2,
+                )
+                self._end_episodes()
+
     def _end_episodes(self) -> None:
-        if self.size():
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                self.truncate_last_trajectory()
+        is_open = self._current_ep_start != self.pos
+        if is_open.any():
+            newest = np.array([self.pos - 1])
+            rows = {name: self._field_rows(name, newest) for name in ("dones", "timeouts")}
+            rows["dones"][0, is_open] = 1
+            if self.handle_timeout_termination:  # as at a time limit: bootstrap from the next observation
+                rows["timeouts"][0, is_open] = 1
+            self._place_rows(newest, rows)
+            self._close_episodes(is_open)
 
     def _check_episodes(self, state: SavedState) -> None:
         """Check that episodes contain their transitions and lie in the buffer: HER draws goals from them."""
@@ -204,13 +220,6 @@ class CompressedHerReplayBuffer(HerReplayBuffer, _HerBase):
         self._check_folder()
         with self._lock.held:  # so that no episode is overwritten between drawing and reading it
             return super().sample(batch_size, env)
-
-    def truncate_last_trajectory(self) -> None:
-        with self._lock.held:
-            is_packed = self._flags is not None
-            super().truncate_last_trajectory()  # accesses dones and timeouts
-            if is_packed and self._flags is None:
-                self._pack("_flags")
 
     def _get_real_samples(self, batch_indices: Indices, env_indices: Indices, env: VecNormalize | None = None) -> Any:
         # SB3 passes views of one array, but compiled code needs contiguous arrays.
