@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from sb3_extra_buffers.compressed import CompressedDictReplayBuffer, CompressedReplayBuffer
-from sb3_extra_buffers.storage import observation_store
+from sb3_extra_buffers.storage import auto, observation_store
 from tests.transitions import play
 
 IMAGES = spaces.Box(0, 255, (1, 36, 36), np.uint8)
@@ -28,7 +28,7 @@ def test_a_codec_is_chosen_also_if_the_choice_was_interrupted(monkeypatch: pytes
         with monkeypatch.context() as patch:
             if number < 80:
                 patch.setattr(observation_store, "detect_layout", interrupt)
-                patch.setattr(observation_store, "Trials", interrupt)
+                patch.setattr(auto, "Trials", interrupt)
             try:
                 buffer.add(*step)
             except KeyboardInterrupt:

@@ -10,9 +10,9 @@ from sb3_extra_buffers.measure import memory
 
 def test_memory_that_is_taken_is_seen_and_then_seen_to_be_gone() -> None:
     before = memory.settled_rss()
-    array = np.ones(30_000_000, dtype=np.uint8)
-    assert memory.rss() - before > 25_000_000
-    assert memory.peak_rss() > before + 25_000_000
+    array = np.ones(64_000_000, dtype=np.uint8)  # more than what the C library may take from memory that it has kept
+    assert memory.rss() - before > 60_000_000
+    assert memory.peak_rss() > before + 60_000_000
     del array
     assert memory.settled_rss() - before < 10_000_000
 

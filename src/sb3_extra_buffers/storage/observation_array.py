@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -64,7 +65,10 @@ class ObservationArray:
         return found[(*[slice(None)] * len(shape), *rest)] if rest else found
 
     def __setitem__(self, key: Any, observations: npt.ArrayLike) -> None:
-        if isinstance(key, int | np.integer) and not self.shift and np.shape(observations) == self.shape[1:]:
+        if isinstance(key, int | np.integer) and not self.shift:
+            if np.shape(observations) != self.shape[1:]:
+                with contextlib.suppress(ValueError):  # checked() says what is wrong
+                    observations = np.broadcast_to(np.asarray(observations), self.shape[1:])
             self.store.write(self.column, range(len(self))[key], self.store.checked(observations))
             return
         slots, envs, rest = self._locate(key)

@@ -86,7 +86,7 @@ class ObservationStore(ObservationIndex):
 
     @property
     def steps_until_settled(self) -> int:
-        return self._auto.steps_until_settled(self._steps, self.frames)
+        return self._auto.steps_until_settled(self._steps, self.frames) if self._auto.is_on else 0
 
     def index_bytes(self, filled: float) -> int:
         """The bytes of the index that finds observations, when a share of the slots, ``filled``, is in use."""
