@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -26,7 +25,6 @@ from sb3_extra_buffers.distributed import ShardedReplayBuffer, distributed
 from sb3_extra_buffers.distributed import learner as learner_module
 from sb3_extra_buffers.distributed.transport import LocalTransport, Reply
 from sb3_extra_buffers.errors import ArgumentError, ConfigurationError, EmptyBufferError
-from tests.distributed.test_manifest import local_parts
 from tests.distributed.test_on_policy import Game, Keep
 
 NETWORK = {"net_arch": [8]}
@@ -228,57 +226,6 @@ def test_the_same_seed_gives_the_same_experience() -> None:
         np.testing.assert_array_equal(np.asarray(first.observations[:]), np.asarray(second.observations[:]))
     left, right = buffers[0].parts
     assert not np.array_equal(np.asarray(left.observations[:20]), np.asarray(right.observations[:20]))
-
-
-def test_a_saved_learner_goes_on(tmp_path: Any) -> None:
-    model = make()
-    model.learn(200)
-    model.save(tmp_path / "model")
-    model.save_replay_buffer(tmp_path / "buffer")
-    loaded = type(model).load(tmp_path / "model", env=gym.make("CartPole-v1"))
-    loaded.load_replay_buffer(tmp_path / "buffer")
-    sizes = [part.size() for part in loaded.replay_buffer.parts]
-    assert sizes == [part.size() for part in model.replay_buffer.parts]
-    loaded.learn(100, reset_num_timesteps=False)
-    assert 300 <= loaded.num_timesteps < 310
-    assert sum(part.size() for part in loaded.replay_buffer.parts) > sum(sizes)
-    # What the new collectors sent does not continue the episodes of the old ones.
-    for part, size in zip(loaded.replay_buffer.parts, sizes, strict=True):
-        assert ((part.dones + part.timeouts)[size - 1] > 0).all()
-
-
-IN_SHARDS: dict[str, Any] = {"placement": "shards", "shards": 1, "prefetch": 1, "in_process": True}
-
-
-@pytest.mark.parametrize("where", [{}, IN_SHARDS], ids=["learner", "shards"])
-def test_learning_again_with_optimize_memory_usage_gives_the_weights_of_sb3(where: dict[str, Any]) -> None:
-    """The second call of ``learn`` marks the newest step as done, because the next one begins another episode."""
-    models, options = [], {"handle_timeout_termination": False}
-    for buffer in ({}, {"replay_buffer_class": ShardedReplayBuffer, "replay_buffer_kwargs": options | where}):
-        given: dict[str, Any] = {"replay_buffer_kwargs": options, "policy_kwargs": dict(NETWORK)} | buffer
-        model = DQN(
-            "MlpPolicy", "CartPole-v1", buffer_size=150, learning_starts=20, seed=3, optimize_memory_usage=True, **given
-        )
-        for _ in range(3):
-            with pytest.warns(UserWarning, match="truncated") if model.num_timesteps else contextlib.nullcontext():
-                model.learn(103)
-        models.append(model)
-    for first, second in zip(*(model.policy.parameters() for model in models), strict=True):
-        assert (first == second).all()
-
-
-@pytest.mark.parametrize("where", [{}, IN_SHARDS | {"shards": 2}], ids=["learner", "shards"])
-def test_learning_again_with_optimize_memory_usage_and_collectors(where: dict[str, Any]) -> None:
-    options = {"handle_timeout_termination": False, **where}
-    model = make(optimize_memory_usage=True, replay_buffer_class=ShardedReplayBuffer, replay_buffer_kwargs=options)
-    model.learn(200)
-    sizes = [part.size() for part in model.replay_buffer.parts]
-    with pytest.warns(UserWarning, match="truncated"):
-        model.learn(200)
-    for part, size in zip(local_parts(model.replay_buffer), sizes, strict=True):
-        assert part.size() > size
-        assert part.dones[size - 1].all()
-    model.replay_buffer.check()
 
 
 @pytest.mark.parametrize("gradient_steps", [1, 3, -1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,63 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_extra_buffers.distributed import distributed
+from sb3_extra_buffers.distributed import ShardedReplayBuffer, distributed
 from sb3_extra_buffers.errors import ArgumentError, ConfigurationError
 from tests.distributed.test_collectors import Spy
-from tests.distributed.test_learner import make
+from tests.distributed.test_learner import NETWORK, make
+from tests.distributed.test_manifest import local_parts
 from tests.distributed.test_on_policy import make as make_on_policy
+
+
+def test_a_saved_learner_goes_on(tmp_path: Any) -> None:
+    model = make()
+    model.learn(200)
+    model.save(tmp_path / "model")
+    model.save_replay_buffer(tmp_path / "buffer")
+    loaded = type(model).load(tmp_path / "model", env=gym.make("CartPole-v1"))
+    loaded.load_replay_buffer(tmp_path / "buffer")
+    sizes = [part.size() for part in loaded.replay_buffer.parts]
+    assert sizes == [part.size() for part in model.replay_buffer.parts]
+    loaded.learn(100, reset_num_timesteps=False)
+    assert 300 <= loaded.num_timesteps < 310
+    assert sum(part.size() for part in loaded.replay_buffer.parts) > sum(sizes)
+    # What the new collectors sent does not continue the episodes of the old ones.
+    for part, size in zip(loaded.replay_buffer.parts, sizes, strict=True):
+        assert ((part.dones + part.timeouts)[size - 1] > 0).all()
+
+
+IN_SHARDS: dict[str, Any] = {"placement": "shards", "shards": 1, "prefetch": 1, "in_process": True}
+
+
+@pytest.mark.parametrize("where", [{}, IN_SHARDS], ids=["learner", "shards"])
+def test_learning_again_with_optimize_memory_usage_gives_the_weights_of_sb3(where: dict[str, Any]) -> None:
+    """The second call of ``learn`` marks the newest step as done, because the next one begins another episode."""
+    models, options = [], {"handle_timeout_termination": False}
+    for buffer in ({}, {"replay_buffer_class": ShardedReplayBuffer, "replay_buffer_kwargs": options | where}):
+        given: dict[str, Any] = {"replay_buffer_kwargs": options, "policy_kwargs": dict(NETWORK)} | buffer
+        model = DQN(
+            "MlpPolicy", "CartPole-v1", buffer_size=150, learning_starts=20, seed=3, optimize_memory_usage=True, **given
+        )
+        for _ in range(3):
+            with pytest.warns(UserWarning, match="truncated") if model.num_timesteps else contextlib.nullcontext():
+                model.learn(103)
+        models.append(model)
+    for first, second in zip(*(model.policy.parameters() for model in models), strict=True):
+        assert (first == second).all()
+
+
+@pytest.mark.parametrize("where", [{}, IN_SHARDS | {"shards": 2}], ids=["learner", "shards"])
+def test_learning_again_with_optimize_memory_usage_and_collectors(where: dict[str, Any]) -> None:
+    options = {"handle_timeout_termination": False, **where}
+    model = make(optimize_memory_usage=True, replay_buffer_class=ShardedReplayBuffer, replay_buffer_kwargs=options)
+    model.learn(200)
+    sizes = [part.size() for part in model.replay_buffer.parts]
+    with pytest.warns(UserWarning, match="truncated"):
+        model.learn(200)
+    for part, size in zip(local_parts(model.replay_buffer), sizes, strict=True):
+        assert part.size() > size
+        assert part.dones[size - 1].all()
+    model.replay_buffer.check()
 
 
 @pytest.mark.parametrize("make_model", [make, make_on_policy], ids=["DQN", "PPO"])
