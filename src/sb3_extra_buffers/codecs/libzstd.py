@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
-import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -116,20 +116,25 @@ class Dictionary:
         return len(self.content) + self._prepared.nbytes
 
 
-_idle_contexts: list[int] = []
-_lock = threading.Lock()
+_idle_contexts: deque[int] = deque()
+"""Decompression contexts that are not in use. A deque needs no lock, which a fork could leave locked in the child."""
 
 
 @contextmanager
 def contexts(n: int) -> Iterator[Indices]:
     """Lend ``n`` decompression contexts, given as addresses, to the caller until the block ends."""
-    library = _library()
-    assert library is not None
-    with _lock:
-        taken = [_idle_contexts.pop() for _ in range(min(n, len(_idle_contexts)))]
-    taken += [library.ZSTD_createDCtx() for _ in range(n - len(taken))]
+    taken = [_take_context() for _ in range(n)]
     try:
         yield np.array(taken, dtype=np.int64)
     finally:
-        with _lock:
-            _idle_contexts.extend(taken)
+        _idle_contexts.extend(taken)
+
+
+def _take_context() -> int:
+    try:
+        return _idle_contexts.pop()
+    except IndexError:
+        library = _library()
+        assert library is not None
+        address: int = library.ZSTD_createDCtx()
+        return address

@@ -12,6 +12,7 @@ from sb3_extra_buffers.state import SavedState, State
 from sb3_extra_buffers.storage.choice import (
     NONE,
     TRIALS,
+    PlannedTrials,
     Trials,
     first_recipe,
     is_worth_compressing,
@@ -80,8 +81,7 @@ class AutoMethod:
             return step + 1
         if not self.is_on or self._n_done == len(TRIALS):
             return math.inf
-        n_steps, begin = TRIALS[self._n_done].n_steps, max(TRIALS[self._n_done].begin, step + 1)
-        return begin if self._fits(begin, n_steps, frames) else self._n_slots + 1
+        return self._begin_of(TRIALS[self._n_done], step + 1, frames)
 
     def decision(self, step: int, frames: FrameStore, recipe: CodecRecipe) -> Decision | None:
         """Begin a planned trial if it is due, and decide when one is complete. Call :meth:`settle` with the decision.
@@ -137,11 +137,15 @@ class AutoMethod:
         left = 0 if self._running is None else self._running.trials.steps_left
         n_done = self._n_done if self._running is None else self._running.n_done
         if self.is_on and n_done < len(TRIALS) and is_worth_compressing(frames.layout):
-            begin, n_steps = max(TRIALS[-1].begin, step + left), TRIALS[-1].n_steps
-            begin = begin if self._fits(begin, n_steps, frames) else self._n_slots + 1
-            stored = trial_steps(frames.layout, self._n_envs, n_steps, self._most_steps(begin, frames))
+            begin = self._begin_of(TRIALS[-1], step + left, frames)
+            stored = trial_steps(frames.layout, self._n_envs, TRIALS[-1].n_steps, self._most_steps(begin, frames))
             left = begin - step + stored + measuring_steps(frames.layout, self._prefer)
         return left
+
+    def _begin_of(self, planned: PlannedTrials, earliest: int, frames: FrameStore) -> int:
+        """The step at which a planned trial begins, if not before the step ``earliest``."""
+        begin = max(planned.begin, earliest)
+        return begin if self._fits(begin, planned.n_steps, frames) else self._n_slots + 1
 
     def _begin(self, step: int, n_steps: int | None, frames: FrameStore, recipe: CodecRecipe, n_done: int) -> None:
         most_steps = self._most_steps(step, frames)
