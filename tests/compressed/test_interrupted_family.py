@@ -1,24 +1,30 @@
-"""Interrupted steps of HER and prioritized buffers, whose own arrays must agree with what is stored.
+"""Interrupted steps of HER and prioritized buffers, whose own arrays must agree with what is stored, and rollouts.
 
 With one slot per environment the position never moves, so it cannot tell whether a step was stored.
 """
 
 from __future__ import annotations
 
+import itertools
 import signal
 from typing import Any
 
 import numpy as np
 import pytest
+import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 
 from sb3_extra_buffers.compressed import (
+    CompressedDictRolloutBuffer,
     CompressedHerReplayBuffer,
     CompressedPrioritizedReplayBuffer,
     CompressedPrioritizedSequenceReplayBuffer,
+    CompressedRolloutBuffer,
 )
 from tests.compressed.test_interrupted import interrupted
 from tests.persistence.buffers import ACTIONS, IMAGES, N_ENVS, goal_env, make, steps_for
+from tests.transitions import assert_same
 
 LINES = 2000
 
@@ -101,6 +107,42 @@ def test_her_starts_a_new_episode_after_an_interrupted_end() -> None:
         if is_through:
             break
     assert is_through
+
+
+@pytest.mark.parametrize("space", [IMAGES, spaces.Dict({"left": IMAGES, "right": IMAGES})], ids=["images", "Dict"])
+@pytest.mark.parametrize("number", range(6))
+def test_an_interrupted_first_batch_leaves_a_rollout_that_can_be_read(space: spaces.Space, number: int) -> None:
+    """Ctrl-C while SB3 flattens the arrays one after the other."""
+
+    def rollout() -> Any:
+        is_dict = isinstance(space, spaces.Dict)
+        cls = CompressedDictRolloutBuffer if is_dict else CompressedRolloutBuffer
+        buffer = cls(4, space, ACTIONS, "cpu", n_envs=N_ENVS)
+        rng = np.random.default_rng(0)
+        for _ in range(4):
+            images = rng.integers(0, 255, (N_ENVS, *IMAGES.shape), np.uint8)
+            obs = {"left": images, "right": images} if is_dict else images
+            values = th.from_numpy(rng.random(N_ENVS, np.float32))
+            buffer.add(obs, np.zeros(N_ENVS), np.zeros(N_ENVS), np.zeros(N_ENVS), values, values)
+        return buffer
+
+    buffer, expected = rollout(), rollout()
+    flatten, calls = buffer.swap_and_flatten, itertools.count()
+
+    def interrupted_flatten(array: Any) -> Any:
+        if next(calls) == number:
+            signal.raise_signal(signal.SIGINT)
+        return flatten(array)
+
+    buffer.swap_and_flatten = interrupted_flatten
+    with pytest.raises(KeyboardInterrupt):
+        next(buffer.get(3))
+    batches = []
+    for one in (buffer, expected):
+        np.random.seed(0)
+        batches.append([batch._asdict() for batch in one.get(3)])
+    for batch, same in zip(*batches, strict=True):
+        assert_same(batch, same)
 
 
 @pytest.mark.parametrize("cls", [CompressedPrioritizedReplayBuffer, CompressedPrioritizedSequenceReplayBuffer])

@@ -21,6 +21,7 @@ from sb3_extra_buffers.compressed.prioritized_buffer import (
     PrioritizedReplayBufferSamples,
 )
 from sb3_extra_buffers.compressed.prioritized_dqn import PrioritizedDQN
+from sb3_extra_buffers.distributed import ShardedReplayBuffer
 from sb3_extra_buffers.errors import ConfigurationError, EmptyBufferError
 from tests.environments import SpaceEnv
 from tests.family.helpers import DICT, METHODS, SLOTS, STACK, VECTOR, VECTORS, small_net, transitions, vec_env
@@ -317,6 +318,23 @@ def test_prioritized_dqn_with_dict() -> None:
 def test_prioritized_dqn_needs_priorities() -> None:
     with pytest.raises(ConfigurationError, match="CompressedReplayBuffer has no priorities"):
         PrioritizedDQN("MlpPolicy", SpaceEnv(VECTOR), buffer_size=10, replay_buffer_class=CompressedReplayBuffer)
+
+
+def test_prioritized_dqn_needs_parts_with_priorities() -> None:
+    for options in ({}, {"buffer_class": CompressedReplayBuffer}):
+        with pytest.raises(ConfigurationError, match="The parts of the ShardedReplayBuffer have no priorities"):
+            PrioritizedDQN(
+                "MlpPolicy", SpaceEnv(VECTOR), replay_buffer_class=ShardedReplayBuffer, replay_buffer_kwargs=options
+            )
+    priorities = {"buffer_class": CompressedPrioritizedReplayBuffer}
+    PrioritizedDQN(
+        "MlpPolicy",
+        SpaceEnv(VECTOR),
+        buffer_size=100,
+        learning_starts=4,
+        replay_buffer_class=ShardedReplayBuffer,
+        replay_buffer_kwargs=priorities,
+    ).learn(10)
 
 
 class PrioritizedTD3(TD3):

@@ -7,13 +7,17 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch as th
 from gymnasium import spaces
 from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv
 
+from sb3_extra_buffers.distributed import distributed
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.recording import DummyRecordBuffer, FramelessRecordBuffer, RecordBuffer, RecordCallback
+from sb3_extra_buffers.training_utils.device_env import DeviceStep, DeviceVecEnv
+from sb3_extra_buffers.training_utils.device_loop import on_device
 
 LENGTH = 7
 
@@ -50,12 +54,14 @@ def assert_times(buffer: RecordBuffer, n: int) -> None:
     assert records.rewards.tolist() == (10 * expected).tolist()
 
 
-def ppo(env: Any) -> BaseAlgorithm:
-    return PPO("MlpPolicy", env, n_steps=10, batch_size=10, n_epochs=1, policy_kwargs={"net_arch": [4]}, device="cpu")
+def ppo(env: Any, algorithm: Any = PPO) -> BaseAlgorithm:
+    return algorithm(
+        "MlpPolicy", env, n_steps=10, batch_size=10, n_epochs=1, policy_kwargs={"net_arch": [4]}, device="cpu"
+    )
 
 
-def dqn(env: Any) -> BaseAlgorithm:
-    return DQN("MlpPolicy", env, buffer_size=50, learning_starts=5, policy_kwargs={"net_arch": [4]}, device="cpu")
+def dqn(env: Any, algorithm: Any = DQN) -> BaseAlgorithm:
+    return algorithm("MlpPolicy", env, buffer_size=50, learning_starts=5, policy_kwargs={"net_arch": [4]}, device="cpu")
 
 
 @pytest.mark.parametrize("make_model", [ppo, dqn])
@@ -88,6 +94,50 @@ def test_the_callback_feeds_any_record_buffer(buffer: Any) -> None:
     ppo(DummyVecEnv([lambda: Clock(render_mode=None)])).learn(10, callback=recorder)
     assert recorder.buffer is buffer
     assert len(buffer) == (3 if isinstance(buffer, RecordBuffer) else 0)
+
+
+class Ticks:
+    """Images on a device that show how many steps have passed."""
+
+    num_envs, device = 2, th.device("cpu")
+    observation_space = spaces.Box(0, 255, (1, 8, 9), np.uint8)
+
+    def __init__(self, action_space: spaces.Space) -> None:
+        self.action_space = action_space
+        self.actions: list[Any] = []
+
+    def reset(self, seed: int | None = None) -> th.Tensor:
+        self.time = 0
+        return th.zeros((2, 1, 8, 9), dtype=th.uint8)
+
+    def step(self, actions: th.Tensor) -> DeviceStep:
+        self.actions.append(actions[0].tolist())
+        self.time += 1
+        obs, never = th.full((2, 1, 8, 9), self.time, dtype=th.uint8), th.zeros(2, dtype=th.bool)
+        return DeviceStep(obs, th.full((2,), 10.0 * (self.time - 1)), never, never, obs)
+
+
+@pytest.mark.parametrize(
+    ("make_model", "algorithm", "actions"),
+    [(ppo, PPO, spaces.Box(-0.1, 0.1, (2,))), (dqn, DQN, spaces.Discrete(3))],
+)
+def test_the_callback_records_environments_on_a_device(make_model: Any, algorithm: Any, actions: spaces.Space) -> None:
+    env, recorder = Ticks(actions), RecordCallback()
+    make_model(DeviceVecEnv(env), on_device(algorithm)).learn(40, callback=recorder)
+    records = recorder.buffer.to_numpy()
+    assert records.frames[:, 0, 0, 0].tolist() == list(range(20))
+    assert records.rewards.tolist() == [10 * time for time in range(20)]
+    assert records.actions.tolist() == env.actions
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options"), [(PPO, {"n_steps": 10, "batch_size": 10}), (DQN, {"buffer_size": 50})]
+)
+def test_a_model_with_collectors_cannot_be_recorded(algorithm: Any, options: dict[str, Any]) -> None:
+    collectors = {"n": 1, "in_process": True, "make_env": Clock}
+    model = distributed(algorithm)("MlpPolicy", Clock(), collectors=collectors, **options)
+    with pytest.raises(ConfigurationError, match="no environment of its own"):
+        model.learn(10, callback=RecordCallback())
 
 
 def test_what_cannot_be_recorded_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

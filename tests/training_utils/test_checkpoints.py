@@ -14,6 +14,7 @@ from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_extra_buffers.compressed import CompressedHerReplayBuffer, CompressedNStepReplayBuffer, CompressedReplayBuffer
+from sb3_extra_buffers.distributed import ShardedReplayBuffer
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.training_utils.checkpoints import CheckpointBufferCallback
 from tests.transitions import assert_same
@@ -151,6 +152,11 @@ def test_on_policy_algorithms_have_no_buffer_to_keep(tmp_path: Path) -> None:
 def test_buffers_of_sb3_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="A ReplayBuffer cannot be saved"):
         dqn(replay_buffer_class=None).learn(30, callback=CheckpointBufferCallback(10, tmp_path))
+
+
+def test_buffers_of_parts_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"with model\.replay_buffer\.save"):
+        dqn(replay_buffer_class=ShardedReplayBuffer).learn(30, callback=CheckpointBufferCallback(10, tmp_path))
 
 
 @pytest.mark.parametrize(("every", "keep"), [(0, 1), (10, 0)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,7 @@ from sb3_extra_buffers.compressed import (
     CompressedNStepReplayBuffer,
     CompressedReplayBuffer,
 )
+from sb3_extra_buffers.distributed import ShardedReplayBuffer
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.recording import DummyRecordBuffer, FramelessRecordBuffer, RecordBuffer
 from sb3_extra_buffers.training_utils import atari
@@ -177,6 +179,13 @@ def test_warming_up_ends_when_it_should() -> None:
     assert episodes(1_000, mean_ep_len=500) == (4, False)
 
 
+def test_a_mean_episode_length_fills_a_buffer_for_fewer_environments() -> None:
+    env = made(VECTORS, n_envs=4)
+    buffer = buffer_for(env, 40, n_envs=1)
+    warm_up(buffer, 1, env, Scripted(env), mean_ep_len=9, progress=False)
+    assert buffer.full
+
+
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
@@ -216,16 +225,33 @@ def test_a_warm_buffer_trains_dqn() -> None:
     assert not before.equal(model.policy.state_dict()["q_net.q_net.0.weight"])
 
 
+def add_a_huge_reward(buffer: Any) -> None:
+    step = (np.zeros((2, 3), np.float32), np.ones((2, 3), np.float32), np.zeros((2, 1)), np.full(2, 1e6))
+    buffer.add(*step, np.array([False, False]), [{}, {}])
+
+
 @pytest.mark.parametrize("buffer_class", [NStepReplayBuffer, CompressedNStepReplayBuffer])
 def test_n_step_returns_stop_where_warming_up_stopped(buffer_class: Any) -> None:
-    env = made(VECTORS, n_envs=1)
+    env = made(VECTORS)
     buffer = buffer_for(env, 100, buffer_class, n_steps=3, gamma=1.0)
     quietly_warm_up(buffer, env, mean_ep_len=1_000)
     stopped = buffer.pos - 1
-    step = (np.zeros((1, 3), np.float32), np.ones((1, 3), np.float32), np.zeros((1, 1)), np.array([1e6]))
-    buffer.add(*step, np.array([False]), [{}])
-    reward = buffer._get_samples(np.array([stopped])).rewards.item()
-    assert reward == buffer.rewards[stopped, 0]
+    assert buffer.dones[stopped].tolist() == [0, 1]
+    add_a_huge_reward(buffer)
+    rewards = buffer._get_samples(np.full(50, stopped)).rewards
+    assert np.isin(rewards, buffer.rewards[stopped]).all()
+
+
+@pytest.mark.parametrize("placement", ["learner", "shards"])
+def test_n_step_returns_of_all_parts_stop_where_warming_up_stopped(placement: str) -> None:
+    env = made(VECTORS)
+    n_step = functools.partial(ShardedReplayBuffer, buffer_class=CompressedNStepReplayBuffer, n_steps=3, gamma=1.0)
+    buffer = buffer_for(env, 100, n_step, placement=placement, shards=1, in_process=True)
+    quietly_warm_up(buffer, env, mean_ep_len=1_000)
+    add_a_huge_reward(buffer)
+    rewards = buffer.sample(400).rewards
+    assert ((rewards < 1e5) | (rewards == 1e6)).all()
+    assert (rewards == 1e6).any()
 
 
 @pytest.mark.parametrize("buffer_class", [HerReplayBuffer, CompressedHerReplayBuffer])

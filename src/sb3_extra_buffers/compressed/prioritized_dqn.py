@@ -83,3 +83,10 @@ class PrioritizedDQN(DQN):
             # SB3 warns that custom buffers do not get n_steps. This one does, see above.
             warnings.filterwarnings("ignore", message="`n_steps=")
             super()._setup_model()
+        part_class = getattr(self.replay_buffer, "part_class", None)  # of a ShardedReplayBuffer
+        if part_class is not None and not hasattr(part_class, "update_priorities"):
+            raise ConfigurationError(
+                f"The parts of the {type(self.replay_buffer).__name__} have no priorities: each is a "
+                f'{part_class.__name__}. Pass replay_buffer_kwargs={{"buffer_class": '
+                "CompressedPrioritizedReplayBuffer}, or CompressedDictPrioritizedReplayBuffer for Dict observations."
+            )

@@ -17,6 +17,7 @@ from sb3_extra_buffers.compressed.arguments import StorageOptions
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
 from sb3_extra_buffers.compressed.rows import map_parts, on_host, part_of, row_of
 from sb3_extra_buffers.errors import EmptyBufferError, SegmentError
+from sb3_extra_buffers.interruption import uninterrupted
 from sb3_extra_buffers.state import SavedState, State
 
 
@@ -147,7 +148,7 @@ class CompressedRolloutBuffer(BaseCompressedBuffer, RolloutBuffer):
                 f"The rollout is not complete: {self.pos} of {self.buffer_size} steps were added before get(). "
                 "Add the rest first."
             )
-        return super().get(batch_size)
+        return _after_whole_start(super().get(batch_size))
 
     def _create_stores(self) -> None:
         arrays: Any = self.observations
@@ -190,3 +191,11 @@ class CompressedDictRolloutBuffer(CompressedRolloutBuffer, DictRolloutBuffer):
     if TYPE_CHECKING:
 
         def get(self, batch_size: int | None = None) -> Generator[DictRolloutBufferSamples, None, None]: ...  # type: ignore[override]
+
+
+def _after_whole_start(batches: Generator[Any, None, None]) -> Generator[Any, None, None]:
+    """The same batches. SB3 flattens all arrays before the first one: Ctrl-C must not leave only some of them flat."""
+    with uninterrupted():
+        first = [next(batches)]
+    yield first.pop()  # a variable would keep the memory of the batch in use
+    yield from batches

@@ -231,6 +231,12 @@ class ShardedReplayBuffer(ReplayBuffer):
         for part in self.parts:
             part.reset()
 
+    def _end_episodes(self) -> None:
+        """Mark the newest steps of all parts as the ends of their episodes."""
+        self._send_added()
+        for part in self.parts:
+            part._end_episodes()
+
     def check(self) -> None:
         """Check all invariants of all parts."""
         if self._shards is not None:
@@ -354,8 +360,7 @@ class _NewestDones:
                 f"dones[{slot!r}] = {value!r} is not possible: only the newest step, dones[{newest}], can be marked as "
                 "done. Other steps are in the parts."
             )
-        for part in self._buffer.parts:
-            part._end_episodes()
+        self._buffer._end_episodes()
 
 
 def _checked(buffer_class: type[CompressedReplayBuffer]) -> type[CompressedReplayBuffer]:

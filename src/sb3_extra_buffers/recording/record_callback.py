@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from stable_baselines3.common.callbacks import BaseCallback
 
+from sb3_extra_buffers.compressed.rows import on_host
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.recording.record_buffer import BaseRecordBuffer, RecordBuffer
 
@@ -52,16 +53,21 @@ class RecordCallback(BaseCallback):
         self._frame: Any = None
 
     def _on_training_start(self) -> None:
+        if getattr(self.model, "collectors", None) is not None:
+            raise ConfigurationError(
+                "A model with collectors has no environment of its own to record. Leave out RecordCallback, and record "
+                "an evaluation: eval_model(..., buffer=RecordBuffer(...))."
+            )
         self._frame = self._current_frame(self.model._last_obs)
 
     def _on_step(self) -> bool:
         i = self.env_index
-        action, info = self.locals.get("clipped_actions", self.locals["actions"])[i], self.locals["infos"][i]
+        # On a device, see on_device(), these are tensors.
+        action = on_host(self.locals.get("clipped_actions", self.locals["actions"])[i])
+        reward, info = on_host(self.locals["rewards"][i]), self.locals["infos"][i]
         if self.buffer is None:
             self.buffer = _buffer_for(self._frame, np.asarray(action), self.size)
-        self.buffer.add(
-            self._frame, self.locals["rewards"][i], action, self.features(info) if self.features is not None else None
-        )
+        self.buffer.add(self._frame, reward, action, self.features(info) if self.features is not None else None)
         self._frame = self._current_frame(self.locals["new_obs"])
         return True
 
@@ -76,7 +82,7 @@ class RecordCallback(BaseCallback):
                     "pixels. Make it with render_mode='rgb_array'."
                 )
         else:
-            frame = None if isinstance(observations, dict) else observations[self.env_index]
+            frame = None if isinstance(observations, dict) else on_host(observations[self.env_index])
             if frame is None or frame.ndim not in (2, 3):
                 raise ConfigurationError(
                     f"The observations are not images: {self.training_env.observation_space}. Make the environment "

@@ -56,7 +56,7 @@ def warm_up(
         raise ConfigurationError("There is no buffer to fill. Pass a replay or record buffer.")
     max_episodes = math.inf if warmup_episodes is None else warmup_episodes
     if warmup_episodes is None and mean_ep_len is not None:
-        max_episodes = math.ceil(capacity * n_envs / mean_ep_len)
+        max_episodes = math.ceil(capacity * warmup_env.num_envs / mean_ep_len)
     returns: list[float] = []
     with tqdm(total=capacity * n_envs, unit="transition", disable=not progress) as bar:
         while len(returns) < max_episodes and not all(writer.is_full for writer in collector.writers):

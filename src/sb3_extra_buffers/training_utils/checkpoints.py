@@ -21,6 +21,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
+from sb3_extra_buffers.distributed.buffer import ShardedReplayBuffer
 from sb3_extra_buffers.errors import ConfigurationError, CorruptDataError, FileFormatError
 from sb3_extra_buffers.persistence import disk
 from sb3_extra_buffers.persistence.container import Container
@@ -128,6 +129,11 @@ class CheckpointBufferCallback(BaseCallback):
 
     def _buffer(self) -> BaseCompressedBuffer | None:
         buffer = getattr(self.model, "replay_buffer", None)
+        if isinstance(buffer, ShardedReplayBuffer):
+            raise ConfigurationError(
+                f"A {type(buffer).__name__} has parts, which a checkpoint cannot hold. Save it on its own, with "
+                "model.replay_buffer.save(folder), and the model with SB3's CheckpointCallback."
+            )
         if buffer is not None and not isinstance(buffer, BaseCompressedBuffer):
             raise ConfigurationError(
                 f"A {type(buffer).__name__} cannot be saved in a checkpoint. Use a buffer of this library, "

@@ -18,6 +18,7 @@ from stable_baselines3.her import HerReplayBuffer
 
 from sb3_extra_buffers.compressed.base import BaseCompressedBuffer
 from sb3_extra_buffers.compressed.rows import map_parts, parts_at
+from sb3_extra_buffers.distributed.buffer import ShardedReplayBuffer
 from sb3_extra_buffers.errors import ConfigurationError
 from sb3_extra_buffers.recording.record_buffer import BaseRecordBuffer, RecordBuffer
 
@@ -181,10 +182,11 @@ def end_episodes(buffer: Any) -> None:
     observation of an episode would become the next observation of the previous transition.
     """
     optimizes = getattr(buffer, "optimize_memory_usage", False)
-    if not optimizes and not isinstance(buffer, NStepReplayBuffer | HerReplayBuffer):
+    kind = buffer.part_class if isinstance(buffer, ShardedReplayBuffer) else type(buffer)
+    if not optimizes and not issubclass(kind, NStepReplayBuffer | HerReplayBuffer):
         return
     newest = buffer.pos - 1
-    if isinstance(buffer, BaseCompressedBuffer):
+    if isinstance(buffer, BaseCompressedBuffer | ShardedReplayBuffer):
         buffer._end_episodes()
     elif isinstance(buffer, HerReplayBuffer):
         with warnings.catch_warnings():

@@ -144,7 +144,8 @@ class _OnPolicyLoop(_Loop):
                 self.policy.reset_noise(env.num_envs)
             with th.no_grad(), unvalidated_distributions():
                 actions, values, log_probs = self.policy(obs)
-                tracked = device_env.step_tensors(self._for_env(actions))
+                clipped_actions = self._for_env(actions)
+                tracked = device_env.step_tensors(clipped_actions)
             new_obs, rewards, dones = tracked.step.obs, tracked.step.rewards, tracked.dones
             self.num_timesteps += env.num_envs
             callback.update_locals(locals())
