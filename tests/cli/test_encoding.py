@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import subprocess
+import sys
 from itertools import islice
 from pathlib import Path
 
@@ -50,3 +54,10 @@ def test_an_error_with_other_letters_is_still_told(tmp_path: Path) -> None:
     finished = run_program("inspect", "жук", cwd=tmp_path, encoding="cp1252")
     assert finished.returncode == 2
     assert finished.stderr.startswith("Error: ")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="has no sh")
+def test_a_command_needs_no_standard_error(tmp_path: Path) -> None:
+    command = shlex.join([sys.executable, "-m", "sb3_extra_buffers", "verify", "--env", "CartPole-v1", "--steps", "40"])
+    done = subprocess.run(["sh", "-c", f"{command} 2>&-"], cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, "all identical" in done.stdout) == (0, True), done.stdout

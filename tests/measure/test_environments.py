@@ -33,12 +33,10 @@ class WithoutMission(gym.ObservationWrapper[Any, Any, Any]):
 
 
 class Failing(gym.Env[Any, Any]):
-    """Raises an error in its third step, or has actions that SB3 does not support."""
+    """Raises an error in its third step, or has spaces that SB3 does not support."""
 
-    observation_space = spaces.Box(0, 1, (2,))
-
-    def __init__(self, action_space: spaces.Space[Any]) -> None:
-        self.action_space = action_space
+    def __init__(self, action_space: spaces.Space[Any], shape: tuple[int, ...] = (2,)) -> None:
+        self.observation_space, self.action_space = spaces.Box(0, 1, shape), action_space
         self.steps = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -53,6 +51,8 @@ class Failing(gym.Env[Any, Any]):
 
 gym.register("Talking-v0", Talking)
 gym.register("Failing-v0", Failing, kwargs={"action_space": spaces.Discrete(2)})
+gym.register("Scalar-v0", Failing, kwargs={"action_space": spaces.Discrete(2), "shape": ()})
+gym.register("Rows-v0", Failing, kwargs={"action_space": spaces.MultiBinary([2, 3])})
 gym.register("DictActions-v0", Failing, kwargs={"action_space": spaces.Dict({"jump": spaces.Discrete(2)})})
 
 
@@ -64,6 +64,8 @@ gym.register("DictActions-v0", Failing, kwargs={"action_space": spaces.Dict({"ju
         ("tests-Nothing-v0", "There is no environment .*: --env tests:tests-Nothing-v0$"),
         ("nowhere:Env-v0", "needs a package that is not installed: .*nowhere.* Install it with pip."),
         ("tests.measure.test_environments:DictActions-v0", "a type that SB3 does not support: Dict in .* Pass"),
+        ("tests.measure.test_environments:Rows-v0", r"does not support: MultiBinary of shape \(2, 3\) in .* Pass"),
+        ("tests.measure.test_environments:Scalar-v0", r"does not support: Box of shape \(\) in .* Pass"),
         ("Blackjack-v1", "a type that SB3 does not support: Tuple in .* Pass a wrapper"),
         ("tests.measure.test_environments:Talking-v0", r"keys that SB3 does not support: mission \(Text\)"),
     ],

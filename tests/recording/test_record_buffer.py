@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import signal
+import zipfile
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -296,6 +298,25 @@ def test_a_broken_file_is_an_error(tmp_path: Any) -> None:
     (tmp_path / "text").write_text("no recording")
     with pytest.raises(CorruptDataError, match="not a complete recording"):
         RecordBuffer.load(tmp_path / "text")
+
+
+@pytest.mark.parametrize("change", [{"res": 5}, {"frame_dtype": "nothing"}, {"ch_num": "three"}])
+def test_settings_that_make_no_sense_are_an_error(change: dict[str, Any], tmp_path: Any) -> None:
+    RecordBuffer((6, 5), 1, 4).save(tmp_path / "whole")
+    with zipfile.ZipFile(tmp_path / "whole") as whole, zipfile.ZipFile(tmp_path / "changed", "w") as changed:
+        for name in whole.namelist():
+            content = whole.read(name)
+            changed.writestr(name, json.dumps(json.loads(content) | change) if name == "meta.json" else content)
+    with pytest.raises(CorruptDataError, match="not a complete recording"):
+        RecordBuffer.load(tmp_path / "changed")
+
+
+@pytest.mark.parametrize(("dtype", "feature"), [(np.int16, 1.7), (np.uint8, 300), ("U3", "long")])
+def test_a_feature_that_would_change_is_an_error(dtype: Any, feature: Any) -> None:
+    buffer = RecordBuffer((6, 5), 1, 4, dtypes=[None, None, np.float32, dtype])
+    with pytest.raises(ObservationError, match=r"The feature 1 of dtype .* would change"):
+        buffer.add(np.zeros((6, 5), np.uint8), 0, 0, [0.1, feature])
+    assert len(buffer) == 0
 
 
 def test_a_damaged_file_is_an_error(tmp_path: Any) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
@@ -87,6 +88,8 @@ for command in (bench, estimate, verify, demo, cluster_demo, zoo):
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run a command and exit. Errors are printed in one line, without a traceback."""
+    if sys.stderr is None:  # the shell's 2>&-, or Windows without a console: progress bars need it
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  # as long as the process lives
     logging.getLogger("sb3_extra_buffers").addHandler(logging.StreamHandler())
     sys.path.append(str(Path.cwd()))  # for environments in the user's folder: --env module:name
     for stream in (sys.stdout, sys.stderr):

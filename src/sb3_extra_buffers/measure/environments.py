@@ -94,13 +94,24 @@ def _unsupported(observations: spaces.Space[Any], actions: spaces.Space[Any]) ->
     """Which of these spaces SB3 does not support, for an error message."""
     if isinstance(observations, spaces.Dict):
         parts = observations.spaces.items()
-        if wrong := [f"{key} ({type(part).__name__})" for key, part in parts if not isinstance(part, SUPPORTED_SPACES)]:
+        if wrong := [f"{key} ({_kind(part)})" for key, part in parts if not _can_be_observed(part)]:
             return f"observations have keys that SB3 does not support: {', '.join(wrong)}"
-    elif not isinstance(observations, SUPPORTED_SPACES):
-        return f"observations have a type that SB3 does not support: {type(observations).__name__}"
-    if not isinstance(actions, SUPPORTED_SPACES):
-        return f"actions have a type that SB3 does not support: {type(actions).__name__}"
+    elif not _can_be_observed(observations):
+        return f"observations have a type that SB3 does not support: {_kind(observations)}"
+    has_rows = isinstance(actions, spaces.MultiBinary) and len(actions.shape) > 1
+    if has_rows or not isinstance(actions, SUPPORTED_SPACES):
+        return f"actions have a type that SB3 does not support: {_kind(actions)}"
     return None
+
+
+def _can_be_observed(space: spaces.Space[Any]) -> bool:
+    """Whether SB3 supports observations of this space. It needs an axis besides that of the environments."""
+    return isinstance(space, SUPPORTED_SPACES) and not (isinstance(space, spaces.Box) and space.shape == ())
+
+
+def _kind(space: spaces.Space[Any]) -> str:
+    shaped = isinstance(space, spaces.Box | spaces.MultiBinary)
+    return type(space).__name__ + (f" of shape {space.shape}" if shaped else "")
 
 
 def _wrapper_class(path: str) -> Wrapper:

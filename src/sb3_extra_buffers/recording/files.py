@@ -88,7 +88,7 @@ def load(buffer_class: type[Buffer], path: Path, size: int | None, **kwargs: Any
                 buffer.add(frame, reward, action, feature)
     except ExtraBuffersError:
         raise
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, KeyError, EOFError, ValueError) as error:
+    except (zipfile.BadZipFile, zlib.error, RuntimeError, KeyError, EOFError, TypeError, ValueError) as error:
         raise CorruptDataError(f"{path} is not a complete recording: {error}") from error
     return buffer
 

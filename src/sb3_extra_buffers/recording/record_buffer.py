@@ -152,7 +152,10 @@ class RecordBuffer(BaseRecordBuffer):
                 f"This buffer records {n_features} features per step, but got "
                 f"{'none' if features is None else len(features)}. Declare a dtype for each, dtypes[2:]."
             )
-        checked_features = None if self.features is None else np.array(tuple(features or ()), self.features.dtype)
+        checked_features = tuple(
+            _as_item_of(feature, self.features[str(number)], f"feature {number}")  # type: ignore[index]  # not None then
+            for number, feature in enumerate(() if features is None else features)
+        )
         with uninterrupted():  # a step is recorded completely or not at all
             self._write_frame(slot, frame)  # the last call that may fail
             self.rewards[slot] = checked_reward
