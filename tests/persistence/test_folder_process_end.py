@@ -91,6 +91,21 @@ def test_a_buffer_whose_folder_was_removed_goes_without_an_error(tmp_path: Path)
     assert not (tmp_path / "folder").exists()
 
 
+@needs_fork  # elsewhere, a folder that is in use cannot be removed
+def test_a_buffer_whose_folder_was_made_anew_leaves_it_to_the_new_buffer(tmp_path: Path) -> None:
+    """As in a notebook, where the old buffer goes only once the new one is there."""
+    buffer = filled(tmp_path / "folder", steps=5)
+    shutil.rmtree(tmp_path / "folder")
+    old, buffer = buffer, filled(tmp_path / "folder")
+    batch = draw(buffer, 0)
+    with pytest.raises(SaveError, match="removed or moved"):
+        old.flush()
+    del old
+    gc.collect()
+    buffer.close()
+    assert_same(draw(CompressedReplayBuffer.load(tmp_path / "folder", "cpu"), 0), batch)
+
+
 @needs_fork
 def test_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     """Also where it was killed before its first flush."""

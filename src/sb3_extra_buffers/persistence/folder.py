@@ -132,6 +132,12 @@ class BufferFolder:
         """Write the contents of ``buffer`` to the folder."""
         self._check_open()
         arenas = _arenas(buffer)
+        if not self.holds(buffer):
+            # The folder may have been made anew by another buffer, whose files a flush would remove.
+            raise SaveError(
+                f"{self.path} could not be written: its files were removed or moved while the buffer was open. To keep "
+                "the buffer, save() it to another path."
+            )
         try:
             for arena in arenas:
                 arena.memory.flush()
@@ -145,6 +151,10 @@ class BufferFolder:
         for arena in arenas:
             arena.release_held()
         self._remove_all_but({arena.memory.path for arena in arenas})
+
+    def holds(self, buffer: Any) -> bool:
+        """Whether the files of the buffer's arenas, whose names are unique, are still in the folder."""
+        return all(arena.memory.path.exists() for arena in _arenas(buffer))
 
     def reopen(self, buffer: Any) -> None:
         """Load the contents of the folder, if it has any, into a new buffer."""
@@ -220,11 +230,11 @@ class BufferFolder:
 
 
 def close_unattended(buffer: Any) -> None:
-    """Close a buffer that its user has not closed, unless the user has removed its folder."""
+    """Close a buffer that its user has not closed, unless the user has removed or moved its folder."""
     folder: BufferFolder | None = buffer._folder
     if folder is None or not folder.is_open:
         return
-    if folder.path.is_dir():
+    if folder.holds(buffer):
         buffer.close()
     else:
         folder.close()
