@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,27 @@ def test_numbers_that_are_none(value: Any, files: Callable[[str], tuple[Path, An
     write(tmp_path / "changed", meta, arrays)
     with pytest.raises(CorruptDataError, match=r"gamma is .*, not a number"):
         BaseCompressedBuffer.load(tmp_path / "changed", "cpu")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory means something else elsewhere")
+@pytest.mark.parametrize("kind", ["delta", "prioritized"])
+def test_a_buffer_size_that_the_file_does_not_have_takes_no_memory(
+    kind: str, files: Callable[[str], tuple[Path, Any]], tmp_path: Path
+) -> None:
+    pytest.importorskip("psutil")
+    from sb3_extra_buffers.measure.memory import settled_rss
+    from tests.persistence.memory_probe import peak_of
+
+    meta, arrays = contents(files(kind)[0])
+    meta["arguments"]["buffer_size"] = 50_000_000
+    write(tmp_path / "changed", meta, arrays)
+    before = settled_rss()
+
+    def load() -> None:
+        with pytest.raises(CorruptDataError, match="actions must be"):
+            BaseCompressedBuffer.load(tmp_path / "changed", "cpu")
+
+    assert peak_of(load) - before < 100_000_000
 
 
 def test_values_that_are_nested_without_end(files: Callable[[str], tuple[Path, Any]], tmp_path: Path) -> None:

@@ -78,6 +78,13 @@ class PackedFields(BaseCompressedBuffer, ReplayBuffer):
             self._action_bytes = np.zeros(vars(self).pop("actions").size, dtype=np.uint8)
 
     def _restore(self, state: SavedState) -> None:
+        # The fields of this new buffer are zeros. Unpacking them would write to all their memory.
+        for packed, names in _PACKED.items():
+            if getattr(self, packed) is not None:
+                for name in names:
+                    like = self._field_rows(name, np.arange(0))
+                    vars(self)[name] = np.zeros((self.buffer_size, *like.shape[1:]), like.dtype)
+                setattr(self, packed, None)
         super()._restore(state)
         for packed in _PACKED:
             if self._can_pack(packed):
