@@ -66,6 +66,17 @@ def test_every_replay_buffer(name: str, tmp_path: Path) -> None:
     check_twins(plain, again, transitions[3 * SLOTS :])
 
 
+@pytest.mark.parametrize("key", ["x" * 300, "\u56fe" * 40, ".."], ids=["long", "Chinese", "dots"])
+def test_keys_that_cannot_be_names_of_files(key: str, tmp_path: Path) -> None:
+    space = spaces.Dict({key: IMAGES, key + "2": IMAGES})
+    plain = make("CompressedDictReplayBuffer", space)
+    disk = on_disk(tmp_path, "CompressedDictReplayBuffer", space=space)
+    transitions = steps_for(plain, 20)
+    check_twins(plain, disk, transitions[:10])
+    disk.close()
+    check_twins(plain, type(disk).load(tmp_path, "cpu"), transitions[10:])
+
+
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", REPLAY)

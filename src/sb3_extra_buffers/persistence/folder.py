@@ -91,7 +91,8 @@ class BufferFolder:
         """A function that creates an empty arena for the store of ``key``. Each call creates a new file."""
         if self._problem is not None:
             return Arena
-        return functools.partial(self._new_arena, quote(key, safe="") or "observations")
+        # File names have at most 255 bytes, and quote() takes nine for a Chinese character.
+        return functools.partial(self._new_arena, quote(key, safe="")[:128] or "observations")
 
     def _new_arena(self, name: str) -> ExtentArena:
         # Always a new name: ``state`` may still refer to older files.
