@@ -134,6 +134,17 @@ def test_numbers_that_are_none(value: Any, files: Callable[[str], tuple[Path, An
         BaseCompressedBuffer.load(tmp_path / "changed", "cpu")
 
 
+@pytest.mark.parametrize("name", ["n_envs", "n_steps"])
+def test_numbers_that_would_take_all_memory(
+    name: str, files: Callable[[str], tuple[Path, Any]], tmp_path: Path
+) -> None:
+    meta, arrays = contents(files("delta")[0])
+    meta["arguments"][name] = 100_000_000
+    write(tmp_path / "changed", meta, arrays)
+    with pytest.raises(CorruptDataError, match=f"{name} is 100000000, more than"):
+        BaseCompressedBuffer.load(tmp_path / "changed", "cpu")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory means something else elsewhere")
 @pytest.mark.parametrize("kind", ["delta", "prioritized"])
 def test_a_buffer_size_that_the_file_does_not_have_takes_no_memory(

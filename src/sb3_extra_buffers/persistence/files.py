@@ -36,8 +36,8 @@ REMOVED_ARGUMENTS = {"prefetch"}
 """Arguments in files and pickles of earlier versions that constructors no longer have."""
 _NUMBERS = ("buffer_size", "n_envs", "gamma", "gae_lambda", "n_steps", "alpha", "epsilon", "n_sampled_goal")
 """Arguments that must be finite numbers. Constructors do not check their types."""
-_MOST_STEPS = 1 << 20
-"""The largest ``n_steps``, because the memory of a batch grows with it."""
+_MOST = {"n_steps": 1 << 20, "n_envs": 1 << 20}
+"""The largest values of arguments that memory grows with: that of a batch, and that of an empty buffer."""
 
 
 def state_file(path: Path) -> Path:
@@ -90,8 +90,9 @@ def read_arguments(file: Container) -> dict[str, Any]:
         value = arguments.get(name, 1)
         if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
             raise CorruptDataError(f"{file.path} is corrupt: {name} is {value!r}, not a number.")
-    if arguments.get("n_steps", 1) > _MOST_STEPS:
-        raise CorruptDataError(f"{file.path} is corrupt: n_steps is {arguments['n_steps']}, more than {_MOST_STEPS}.")
+    for name, most in _MOST.items():
+        if arguments.get(name, 1) > most:
+            raise CorruptDataError(f"{file.path} is corrupt: {name} is {arguments[name]}, more than {most}.")
     return {name: value for name, value in arguments.items() if name not in REMOVED_ARGUMENTS}
 
 
