@@ -96,6 +96,16 @@ def test_files_of_another_kind_of_run_do_not_stay(tmp_path: Path) -> None:
         assert sorted(entry.name for entry in folder.iterdir()) == ["complete.json", "model.zip"]
 
 
+def test_folders_that_a_user_has_put_into_a_checkpoint_stay(tmp_path: Path) -> None:
+    """Jupyter makes one when it opens a file."""
+    trained(tmp_path)
+    for folder in tmp_path.iterdir():
+        (folder / ".ipynb_checkpoints").mkdir()
+    trained(tmp_path)
+    assert CheckpointBufferCallback.resume(DQN, tmp_path) is not None
+    assert len(list(tmp_path.glob("*/.ipynb_checkpoints"))) == 2
+
+
 def test_a_run_that_starts_anew_in_an_old_folder_is_the_newest(tmp_path: Path) -> None:
     trained(tmp_path, steps=200)
     model = dqn(learning_starts=30)

@@ -26,8 +26,8 @@ def sync_directory(path: Path) -> None:
 
 
 def sync_all(folder: Path) -> None:
-    """Sync all files in a folder."""
-    for path in folder.iterdir():
+    """Sync all files in a folder, but not those in folders below it."""
+    for path in filter(Path.is_file, folder.iterdir()):
         with path.open("r+b") as file:
             sync(file)
     sync_directory(folder)
